@@ -1,0 +1,1 @@
+"""The KV cache: who owns which block (plain Python) and the pool itself (JAX)."""

@@ -1,0 +1,64 @@
+"""The engine's settings: one frozen value, complete at construction.
+
+Knows nothing of the model or of the device; what depends on them is resolved by the engine.
+"""
+
+import dataclasses
+from typing import Literal
+
+from jaxpaged.errors import ConfigError
+
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes and limits of one engine.
+
+    Attributes:
+        dtype: Of weights, activations and pool; None takes float32 on CPU and bfloat16 elsewhere.
+        max_model_len: Most tokens of a sequence, prompt and completion together; None takes the
+            smaller of the model's own limit and 4096.
+        max_num_seqs: Most sequences running at once: the lanes of a decode batch.
+        max_num_batched_tokens: Token budget of a step; None takes 512 (at least `max_num_seqs`).
+        block_size: Tokens per block of the KV pool.
+        num_blocks: Blocks of the pool; None derives them from `memory_utilization`.
+        memory_utilization: Share of the memory free after loading the weights that the pool may
+            take (device memory, or on CPU the memory available to this process).
+        watermark: Share of the pool kept free at admission, so that running sequences do not
+            preempt each other at once.
+        seed: The job's seed.
+
+    Raises:
+        ConfigError: A value is out of its range; the message names the key.
+    """
+
+    dtype: DType | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_utilization: float = 0.5
+    watermark: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("dtype", self.dtype in (None, "float32", "bfloat16"), "float32 or bfloat16"),
+            ("max_model_len", _at_least(self.max_model_len, 2), "at least 2"),
+            ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
+            ("max_num_batched_tokens", _at_least(self.max_num_batched_tokens, 1), "at least 1"),
+            ("block_size", self.block_size >= 1, "at least 1"),
+            ("num_blocks", _at_least(self.num_blocks, 1), "at least 1"),
+            ("memory_utilization", 0.0 < self.memory_utilization <= 1.0, "above 0, at most 1"),
+            ("watermark", 0.0 <= self.watermark < 1.0, "from 0 and below 1"),
+            ("seed", 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+        )
+        for name, is_good, rule in limits:
+            if not is_good:
+                raise ConfigError(f"engine.{name} must be {rule}, got {getattr(self, name)!r}")
+
+
+def _at_least(value: int | None, least: int) -> bool:
+    return value is None or value >= least

@@ -1,0 +1,95 @@
+"""From a request to a sequence, or to the reason why it can never be completed."""
+
+import dataclasses
+import hashlib
+
+from jaxpaged.cache.capacity import PoolCapacity, blocks_for
+from jaxpaged.engine.sampling import MAX_BANNED
+from jaxpaged.engine.stopping import StopRule
+from jaxpaged.request import ErrorCode, Request, SamplingParams
+from jaxpaged.sequence import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The limits every request of one engine has to keep.
+
+    Attributes:
+        max_model_len: Most tokens of a sequence.
+        capacity: What the pool holds.
+        vocab_size: Token ids are below it.
+        seed: The job's seed.
+    """
+
+    max_model_len: int
+    capacity: PoolCapacity
+    vocab_size: int
+    seed: int
+
+    def fault(self, request: Request, rule: StopRule) -> tuple[ErrorCode, str] | None:
+        """Code and message of what makes the request impossible, or None."""
+        prompt, params = request.prompt_ids, request.params
+        room = self.max_model_len - len(prompt)
+        if not prompt:
+            return "empty_prompt", "the prompt has no tokens"
+        if max(prompt) >= self.vocab_size or min(prompt) < 0:
+            return "bad_type", f"a prompt token id is outside the vocabulary of {self.vocab_size}"
+        if room < 1:
+            return "prompt_too_long", (
+                f"the prompt has {len(prompt)} tokens; with room for one more at most "
+                f"{self.max_model_len - 1} fit max_model_len {self.max_model_len}"
+            )
+        if params.min_tokens and len(rule.token_ids) > MAX_BANNED:
+            return "bad_row_params", (
+                f"min_tokens with {len(rule.token_ids)} stop tokens; at most {MAX_BANNED} work"
+            )
+        # Without max_tokens the pool's size is a limit like others; a wish it cannot hold is not.
+        wanted = min(params.max_tokens or 1, room)
+        needed = blocks_for(len(prompt) + wanted - 1, self.capacity.block_size)
+        if needed > self.capacity.num_blocks:
+            return "kv_capacity", (
+                f"{len(prompt)} prompt tokens and up to {wanted} new ones need {needed} blocks of "
+                f"{self.capacity.block_size}, the pool has {self.capacity.num_blocks}"
+            )
+        return None
+
+    def sequence(self, request: Request, rule: StopRule) -> Sequence:
+        """A waiting sequence for a request without fault."""
+        max_tokens, reason = self._token_limit(request)
+        params = request.params
+        address = request.address if params.seed is None else 0
+        return Sequence(
+            request=request,
+            max_tokens=max_tokens,
+            limit_reason=reason,
+            stop_ids=tuple(rule.token_ids),
+            key=random_key(self.row_seed(params), address),
+        )
+
+    def row_seed(self, params: SamplingParams) -> int:
+        """The row's own seed, or the job's."""
+        return self.seed if params.seed is None else params.seed
+
+    def _token_limit(self, request: Request) -> tuple[int, str]:
+        """The tightest limit on sampled tokens, and its name.
+
+        The last token needs no slot in the pool: nothing attends to it.
+        """
+        num_prompt = len(request.prompt_ids)
+        limits = [
+            (self.max_model_len - num_prompt, "max_model_len"),
+            (self.capacity.num_tokens + 1 - num_prompt, "kv_capacity"),
+        ]
+        if request.params.max_tokens is not None:
+            limits.insert(0, (request.params.max_tokens, "max_tokens"))
+        return min(limits, key=lambda limit: limit[0])
+
+
+def random_key(seed: int, address: int) -> tuple[int, int]:
+    """Two 32-bit words that key a sequence's random numbers: a hash of seed and row address.
+
+    A row with a seed of its own is keyed by it alone (address 0), so equal seeds give equal
+    random numbers in different rows.
+    """
+    digest = hashlib.blake2b(f"{seed}/{address}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

@@ -1,0 +1,112 @@
+"""How much memory there is, and how many blocks of the KV pool that makes."""
+
+import pathlib
+
+import jax
+
+from jaxpaged.cache.capacity import PoolCapacity, blocks_for
+from jaxpaged.config import EngineConfig
+from jaxpaged.errors import CapacityError
+
+_CGROUP = pathlib.Path("/sys/fs/cgroup")
+_MEMINFO = pathlib.Path("/proc/meminfo")
+
+
+def available_bytes() -> int:
+    """Bytes this process can still take on the default device, after what it already holds.
+
+    On the CPU the smaller of what the machine has available and what the container's limit
+    leaves.
+    """
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return available_host_bytes(_MEMINFO, _CGROUP)
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+
+
+def available_host_bytes(meminfo: pathlib.Path, cgroup: pathlib.Path) -> int:
+    """Bytes of main memory this process can still take.
+
+    Args:
+        meminfo: The kernel's table, `/proc/meminfo`.
+        cgroup: Where control groups are mounted; version 2 and version 1 limits are honoured.
+    """
+    fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limits = (
+        ("memory.max", "memory.current", "memory.stat"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+        ),
+    )
+    for limit_file, usage_file, stat_file in limits:
+        limit, usage = _number(cgroup / limit_file), _number(cgroup / usage_file)
+        if limit is not None and usage is not None:
+            # Cached files count as usage but make way, as they do in MemAvailable.
+            cached = _stat(cgroup / stat_file, "inactive_file")
+            available = min(available, limit - usage + cached)
+    return max(0, available)
+
+
+def resolve_capacity(
+    config: EngineConfig, *, available: int, bytes_per_token: int, max_model_len: int
+) -> PoolCapacity:
+    """The pool for this engine: `num_blocks` as configured, or from the memory share.
+
+    Never more blocks than `max_num_seqs` sequences of `max_model_len` tokens can hold.
+
+    Args:
+        config: The engine's settings.
+        available: Bytes free on the device after loading the weights.
+        bytes_per_token: Bytes of one token's keys and values over all layers.
+        max_model_len: Most tokens of a sequence.
+
+    Raises:
+        CapacityError: The pool does not fit, or the memory share holds not even one block.
+    """
+    block_bytes = bytes_per_token * config.block_size
+    if config.num_blocks is not None:
+        wanted = config.num_blocks * block_bytes
+        if wanted > available:
+            raise CapacityError(
+                f"engine.num_blocks: {config.num_blocks} blocks need {_gib(wanted)}, "
+                f"{_gib(available)} are available; use at most {available // block_bytes} blocks"
+            )
+        num_blocks = config.num_blocks
+    else:
+        most = config.max_num_seqs * blocks_for(max_model_len, config.block_size)
+        share = int(available * config.memory_utilization)
+        num_blocks = min(most, share // block_bytes)
+        if num_blocks < 1:
+            raise CapacityError(
+                f"engine.memory_utilization: {config.memory_utilization} of {_gib(available)} "
+                f"available is {_gib(share)}, one block of {config.block_size} tokens needs "
+                f"{_gib(block_bytes)}; raise the share, free memory, or use a smaller dtype"
+            )
+    return PoolCapacity(
+        num_blocks=num_blocks, block_size=config.block_size, bytes_per_token=bytes_per_token
+    )
+
+
+def _number(path: pathlib.Path) -> int | None:
+    """The file's number; None where there is no such file or no limit."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(path: pathlib.Path, name: str) -> int:
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields.get(name, 0))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

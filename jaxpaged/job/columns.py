@@ -1,0 +1,235 @@
+"""Which columns a job reads, carries and writes, checked against the input's schema.
+
+Knows types and names, no rows.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from jaxpaged.errors import InputSchemaError
+from jaxpaged.job import prompts
+from jaxpaged.job.input_plan import InputPlan
+from jaxpaged.job.sections import EvalSpec, OutputSpec
+from jaxpaged.job.spec import JobSpec
+
+ROW_TYPE = pa.struct([("file", pa.string()), ("row_group", pa.int32()), ("index", pa.int64())])
+"""The type of a row's address."""
+
+RESULT_FIELDS = (
+    pa.field("completion", pa.large_string()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("stop_reason", pa.string()),
+    pa.field("prompt_tokens", pa.int32()),
+    pa.field("completion_tokens", pa.int32()),
+    pa.field("cached_tokens", pa.int32()),
+    pa.field("error_code", pa.string()),
+    pa.field("error_message", pa.string()),
+    pa.field("row", ROW_TYPE),
+    pa.field("seed", pa.int64()),
+    pa.field("prompt_sha256", pa.string()),
+    pa.field("ends_in_partial_character", pa.bool_()),
+)
+"""The columns every job writes behind the carried ones."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPlan:
+    """The columns of a job.
+
+    Attributes:
+        carried: The input columns that are written again, with the types they are read with.
+        needed: The names of all input columns that are read, in the input's order.
+        output: The schema of every part file.
+    """
+
+    carried: pa.Schema
+    needed: tuple[str, ...]
+    output: pa.Schema
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A key of the job file that names an input column, and what the column must be."""
+
+    key: str
+    column: str
+    fits: Callable[[pa.DataType], bool]
+    expected: str
+
+
+def plan(spec: JobSpec, inputs: InputPlan) -> ColumnPlan:
+    """The columns of a job over these inputs.
+
+    Raises:
+        InputSchemaError: A column is missing, of a wrong type, differs between files, or is named
+            like one that the job writes; the message lists what to do.
+        ConfigError: A template is malformed.
+    """
+    schema = inputs.schema
+    uses = list(_uses(spec, schema))
+    for use in uses:
+        _check_use(use, schema)
+    carried = [schema.field(name) for name in _carried_names(spec, schema)]
+    result = _result_fields(spec.output, spec.eval)
+    _check_clashes(carried, result)
+    needed = {field.name for field in carried} | {use.column for use in uses}
+    names = tuple(name for name in schema.names if name in needed)
+    _check_files_agree(inputs, names, carries_all=spec.input.columns is None)
+    return ColumnPlan(
+        carried=pa.schema(carried), needed=names, output=pa.schema([*carried, *result])
+    )
+
+
+def score_name(metric: str) -> str:
+    """The column of a metric's scores."""
+    return f"score_{metric}"
+
+
+def _result_fields(output: OutputSpec, scoring: EvalSpec | None) -> list[pa.Field]:
+    fields = list(RESULT_FIELDS)
+    if scoring is not None:
+        fields += [pa.field(score_name(metric), pa.bool_()) for metric in scoring.metrics]
+    if output.token_ids:
+        fields.append(pa.field("token_ids", pa.list_(pa.int32())))
+    if output.prompt:
+        fields.append(pa.field("prompt", pa.large_string()))
+    return fields
+
+
+def _uses(spec: JobSpec, schema: pa.Schema) -> Iterator[_Use]:
+    fits, expected = _PROMPT_TYPES[spec.input.prompt_source]
+    for column, key in prompts.used_columns(spec.input, schema.names).items():
+        yield _Use(key=key, column=column, fits=fits, expected=expected)
+    for name, column in prompts.param_columns(spec.sampling.columns).items():
+        fits = _is_number if name == "temperature" else pt.is_integer
+        expected = "a number" if name == "temperature" else "an integer"
+        yield _Use(key=f"sampling.columns.{name}", column=column, fits=fits, expected=expected)
+    for index, column in enumerate(spec.input.columns or ()):
+        yield _Use(key=f"input.columns[{index}]", column=column, fits=_is_any, expected="")
+    if spec.eval is not None:
+        yield _Use(
+            key="eval.reference",
+            column=spec.eval.reference,
+            fits=_is_reference,
+            expected="text, a number or a truth value",
+        )
+        if spec.eval.by is not None:
+            yield _Use(
+                key="eval.by",
+                column=spec.eval.by,
+                fits=_is_reference,
+                expected="text, a number or a truth value",
+            )
+
+
+def _carried_names(spec: JobSpec, schema: pa.Schema) -> tuple[str, ...]:
+    if spec.input.columns is None:
+        return tuple(schema.names)
+    if spec.eval is not None and spec.eval.by not in (None, *spec.input.columns):
+        raise InputSchemaError(
+            f"eval.by: column {spec.eval.by!r} is not carried; add it to input.columns"
+        )
+    return spec.input.columns
+
+
+def _check_use(use: _Use, schema: pa.Schema) -> None:
+    if use.column not in schema.names:
+        nearest = difflib.get_close_matches(use.column, schema.names, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise InputSchemaError(
+            f"{use.key}: the input has no column {use.column!r}; {hint}"
+            f"its columns: {', '.join(schema.names) or 'none'}"
+        )
+    found = schema.field(use.column).type
+    if not use.fits(found):
+        raise InputSchemaError(
+            f"{use.key}: column {use.column!r} must be {use.expected}, but it is {found}"
+        )
+
+
+def _check_clashes(carried: list[pa.Field], result: list[pa.Field]) -> None:
+    written = {field.name for field in result}
+    clashing = [field.name for field in carried if field.name in written]
+    if clashing:
+        raise InputSchemaError(
+            f"the input's column {', '.join(map(repr, clashing))} is named like a column that the "
+            "job writes; leave it out by listing the others in input.columns, or rename it"
+        )
+
+
+def _check_files_agree(inputs: InputPlan, names: tuple[str, ...], *, carries_all: bool) -> None:
+    first, first_file = inputs.schemas[0]
+    for schema, file in inputs.schemas[1:]:
+        for name in names:
+            found = schema.field(name).type if name in schema.names else None
+            if found != first.field(name).type:
+                is_what = "missing" if found is None else f"{found}"
+                raise InputSchemaError(
+                    f"{file}: column {name!r} is {is_what}, but {first.field(name).type} in "
+                    f"{first_file}; all files need the same columns"
+                )
+        extra = [name for name in schema.names if name not in first.names]
+        if extra and carries_all:
+            raise InputSchemaError(
+                f"{file}: column {extra[0]!r} is not in {first_file}; list the columns to carry in "
+                "input.columns"
+            )
+
+
+def _is_any(_: pa.DataType) -> bool:
+    return True
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pt.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pt.is_integer(kind) or pt.is_floating(kind)
+
+
+def _is_reference(kind: pa.DataType) -> bool:
+    return _is_text(kind) or _is_number(kind) or pt.is_boolean(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return (
+        pt.is_list(kind)
+        or pt.is_large_list(kind)
+        or pt.is_fixed_size_list(kind)
+        or pt.is_list_view(kind)
+        or pt.is_large_list_view(kind)
+    )
+
+
+def _is_token_ids(kind: pa.DataType) -> bool:
+    return _is_list(kind) and pt.is_integer(kind.value_type)
+
+
+def _is_chat(kind: pa.DataType) -> bool:
+    if _is_text(kind):
+        return True
+    if not (_is_list(kind) and pt.is_struct(kind.value_type)):
+        return False
+    return {"role", "content"} <= {field.name for field in kind.value_type}
+
+
+def _is_renderable(kind: pa.DataType) -> bool:
+    is_bytes = pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_binary_view(kind)
+    return not (is_bytes or pt.is_fixed_size_binary(kind))
+
+
+# By prompt source: what its columns must be, and that in words.
+_PROMPT_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "prompt": (_is_renderable, "something to write as text"),
+    "messages": (_is_renderable, "something to write as text"),
+    "prompt_column": (_is_text, "text"),
+    "prompt_ids_column": (_is_token_ids, "a list of integers"),
+    "messages_column": (_is_chat, "a list of role and content, or JSON text of one"),
+}

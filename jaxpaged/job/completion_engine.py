@@ -1,0 +1,67 @@
+"""What a job asks of an engine; `jaxpaged.engine.Engine` gives it, and so does a test's double."""
+
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from jaxpaged.job.prompts import PromptTokenizer
+from jaxpaged.request import Completion, Request
+
+
+@runtime_checkable
+class LiveStats(Protocol):
+    """The counters a progress display and a report read; see `jaxpaged.engine.stats`.
+
+    A dataclass: the report takes every field it has.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    device: str
+    dtype: str
+    implementation: str
+    num_blocks: int
+    running: int
+    waiting: int
+    used_blocks: int
+    prefill_tokens: int
+    decode_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@runtime_checkable
+class CompletionEngine(Protocol):
+    """Takes requests at any time and gives a completion for each, in any order."""
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """The model's tokenizer."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """One line about the pool."""
+        ...
+
+    @property
+    def stats(self) -> LiveStats:
+        """Live counters."""
+        ...
+
+    def add_request(self, request: Request) -> None:
+        """Takes a request; a fault of it comes back as a completion."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def step(self) -> list[Completion]:
+        """Runs one step; returns what it finished."""
+        ...
+
+    def num_unfinished(self) -> int:
+        """Requests taken and not yet returned."""
+        ...
+
+    def abort(self) -> list[int]:
+        """Drops everything unfinished; returns the request ids."""
+        ...

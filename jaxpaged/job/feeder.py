@@ -1,0 +1,197 @@
+"""Rows to requests just ahead of the engine, and completions back to their rows.
+
+Prompts are made one by one as the engine has room, so that neither prompts nor requests pile up.
+Knows nothing of parts and folders.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+from jaxpaged.job import units
+from jaxpaged.job.completion_engine import CompletionEngine
+from jaxpaged.job.prompts import Prompt, PromptBuilder
+from jaxpaged.job.row_batch import Row, RowBatch
+from jaxpaged.job.row_fault import RowFault
+from jaxpaged.job.row_window import RowResult, RowWindow
+from jaxpaged.job.sections import OutputSpec
+from jaxpaged.request import Completion, Request
+
+_MAX_SAMPLES = 3
+_MAX_EXAMPLES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A completion to show to people.
+
+    Attributes:
+        row: The row's address, for people.
+        preview: The beginning of what the row asks.
+        completion: The text.
+    """
+
+    row: str
+    preview: str
+    completion: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    """What is remembered of a row while the engine has it."""
+
+    num_prompt_tokens: int
+    prompt_sha256: str
+    prompt: str | None
+    place: str
+    preview: str | None
+
+
+class Feeder:
+    """Moves rows from batches into an engine and results into a window.
+
+    Args:
+        batches: The rows.
+        builder: Makes the prompts.
+        engine: Completes them.
+        window: Holds the rows until they are written.
+        max_unfinished: Most requests the engine is given at a time.
+        output: Which optional columns are kept.
+
+    Attributes:
+        num_errors: Rows that ended in an error so far.
+        num_special: Rows so far whose text reads like a special token.
+        prompt_tokens: Of all completions so far.
+        completion_tokens: Of all completions so far.
+        num_rows: Rows with a result so far.
+        first_errors: The first of the errors, as address and reason.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[RowBatch],
+        builder: PromptBuilder,
+        engine: CompletionEngine,
+        *,
+        window: RowWindow,
+        max_unfinished: int,
+        output: OutputSpec,
+    ) -> None:
+        self._batches = batches
+        self._builder = builder
+        self._engine = engine
+        self._window = window
+        self._max_unfinished = max_unfinished
+        self._output = output
+        self._queue: collections.deque[Row] = collections.deque()
+        self._is_exhausted = False
+        self._pending: dict[int, _Pending] = {}
+        self.num_errors = 0
+        self.num_special = 0
+        self._num_previews = 0
+        self._samples: dict[int, Sample] = {}
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.num_rows = 0
+        self.first_errors: list[str] = []
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The first rows' completions, as far as they are there."""
+        return tuple(self._samples[row] for row in sorted(self._samples))
+
+    @property
+    def can_feed(self) -> bool:
+        """Whether there are rows that the window has room for and the engine does not have."""
+        return bool(self._queue) or not (self._is_exhausted or self._window.is_full)
+
+    def fill(self) -> None:
+        """Gives the engine as many requests as it may have, reading as far as the window allows."""
+        while self.can_feed and self._engine.num_unfinished() < self._max_unfinished:
+            if self._queue:
+                self._submit(self._queue.popleft())
+            else:
+                self._read_batch()
+
+    def collect(self, completions: list[Completion]) -> None:
+        """Puts completions into the window."""
+        for completion in completions:
+            pending = self._pending.pop(completion.request_id)
+            result = self._result(completion, pending)
+            self._keep(completion.request_id, result, pending.place)
+            if completion.error_code is None and pending.preview is not None:
+                sample = Sample(
+                    row=pending.place, preview=pending.preview, completion=completion.text
+                )
+                self._samples[completion.request_id] = sample
+
+    def _read_batch(self) -> None:
+        batch = next(self._batches, None)
+        if batch is None:
+            self._is_exhausted = True
+            return
+        self._window.add(batch)
+        self._queue.extend(batch.rows(self._builder.columns))
+
+    def _submit(self, row: Row) -> None:
+        try:
+            row.check()
+            prompt = self._builder.build(row.cells)
+        except RowFault as fault:
+            self._keep(row.number, _faulty(fault), row.place)
+            return
+        self.num_special += prompt.has_special_text
+        self._pending[row.number] = self._remember(prompt, row.place)
+        address = units.address_key(
+            file=row.batch.file, row_group=row.batch.row_group, index=row.index
+        )
+        self._engine.add_request(
+            Request(
+                request_id=row.number,
+                prompt_ids=prompt.ids,
+                params=prompt.params,
+                address=address,
+            )
+        )
+
+    def _remember(self, prompt: Prompt, place: str) -> _Pending:
+        is_sample = self._num_previews < _MAX_SAMPLES
+        self._num_previews += is_sample
+        return _Pending(
+            num_prompt_tokens=len(prompt.ids),
+            prompt_sha256=prompt.sha256,
+            prompt=prompt.text if self._output.prompt else None,
+            place=place,
+            preview=prompt.preview if is_sample else None,
+        )
+
+    def _result(self, completion: Completion, pending: _Pending) -> RowResult:
+        return RowResult(
+            completion=None if completion.error_code else completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            prompt_tokens=pending.num_prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            cached_tokens=completion.cached_tokens,
+            error_code=completion.error_code,
+            error_message=completion.error_message,
+            seed=completion.seed,
+            prompt_sha256=pending.prompt_sha256,
+            ends_in_partial_character=completion.ends_in_partial_character,
+            token_ids=completion.token_ids if self._output.token_ids else None,
+            prompt=pending.prompt,
+        )
+
+    def _keep(self, row: int, result: RowResult, place: str) -> None:
+        self._window.set_result(row, result)
+        self.num_rows += 1
+        if result.error_code is not None:
+            self.num_errors += 1
+            if len(self.first_errors) < _MAX_EXAMPLES:
+                self.first_errors.append(f"{place}: {result.error_code} ({result.error_message})")
+        self.prompt_tokens += result.prompt_tokens or 0
+        self.completion_tokens += result.completion_tokens
+
+
+def _faulty(fault: RowFault) -> RowResult:
+    return RowResult(finish_reason="error", error_code=fault.code, error_message=fault.reason)

@@ -1,0 +1,215 @@
+"""How far a running job is, for people: a bar on a terminal, now and then a line elsewhere.
+
+Knows numbers only, neither the engine nor the rows.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import rich.console
+import rich.progress
+
+_RECENT_SECONDS = 60.0
+_LINE_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A job at one moment.
+
+    Attributes:
+        rows: Rows with a result, those of earlier runs included.
+        errors: Rows that failed.
+        prompt_tokens: Of this run's rows.
+        completion_tokens: Of this run's rows.
+        running: Requests that are being completed.
+        waiting: Requests that wait for room.
+        used_blocks: Blocks of the pool in use.
+        num_blocks: Blocks of the pool.
+    """
+
+    rows: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    running: int
+    waiting: int
+    used_blocks: int
+    num_blocks: int
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Where a job reports how far it is."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        ...
+
+    def begin(self, *, total: int, done: int) -> None:
+        """The rows of the job, and how many of them earlier runs finished."""
+        ...
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Called after every step."""
+        ...
+
+    def end(self) -> None:
+        """No update follows."""
+        ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Shows nothing."""
+
+    def begin(self, *, total: int, done: int) -> None:
+        """Shows nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows nothing."""
+
+    def end(self) -> None:
+        """Shows nothing."""
+
+
+class LineProgress:
+    """One plain line every few seconds, for logs.
+
+    Args:
+        console: Where to write.
+        clock: Seconds; another one in tests.
+    """
+
+    def __init__(
+        self, console: rich.console.Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._rates = RecentRates(clock)
+        self._total = 0
+        self._next = clock()
+
+    def note(self, text: str) -> None:
+        """Writes the text."""
+        _write(self._console, text)
+
+    def begin(self, *, total: int, done: int) -> None:
+        """Writes what was done before, if anything."""
+        self._total = total
+        if done:
+            self.note(f"{done:,} of {total:,} rows are already finished")
+        self._next = self._clock() + _LINE_SECONDS
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Writes a line if the last one is old enough."""
+        self._rates.add(snapshot)
+        if self._clock() >= self._next:
+            self._next = self._clock() + _LINE_SECONDS
+            share = 100 * snapshot.rows / max(1, self._total)
+            self.note(
+                f"{snapshot.rows:,}/{self._total:,} rows ({share:.0f}%), "
+                f"{describe(snapshot, self._rates, self._total)}"
+            )
+
+    def end(self) -> None:
+        """Writes nothing."""
+
+
+class BarProgress:
+    """A bar that redraws itself, for terminals.
+
+    Args:
+        console: The terminal.
+    """
+
+    def __init__(self, console: rich.console.Console) -> None:
+        self._rates = RecentRates(time.monotonic)
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} rows"),
+            rich.progress.BarColumn(),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+        )
+        self._console = console
+        self._total = 0
+        self._task: rich.progress.TaskID | None = None
+
+    def note(self, text: str) -> None:
+        """Writes the text above the bar."""
+        _write(self._console, text)
+
+    def begin(self, *, total: int, done: int) -> None:
+        """Starts to draw."""
+        self._total = total
+        self._task = self._bar.add_task("", total=total, completed=done, state="")
+        self._bar.start()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Sets what the next redraw shows."""
+        self._rates.add(snapshot)
+        if self._task is not None:
+            state = describe(snapshot, self._rates, self._total)
+            self._bar.update(self._task, completed=snapshot.rows, state=state)
+
+    def end(self) -> None:
+        """Removes the bar."""
+        self._bar.stop()
+
+
+class RecentRates:
+    """Rates over the last minute; the job's beginning, with its compiling, is soon forgotten."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._points: collections.deque[tuple[float, Snapshot]] = collections.deque()
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Remembers a moment, at most a few for each second."""
+        now = self._clock()
+        if len(self._points) > 1 and now - self._points[-2][0] < 0.25:
+            self._points.pop()
+        self._points.append((now, snapshot))
+        while now - self._points[0][0] > _RECENT_SECONDS:
+            self._points.popleft()
+
+    def per_second(self, name: str) -> float:
+        """How fast one of the snapshot's counters grows."""
+        (start, first), (end, last) = self._points[0], self._points[-1]
+        seconds = end - start
+        return (getattr(last, name) - getattr(first, name)) / seconds if seconds > 0 else 0.0
+
+
+def describe(snapshot: Snapshot, rates: RecentRates, total: int) -> str:
+    """The job's state in a few words: speed, requests, pool, errors, time left."""
+    pool = 100 * snapshot.used_blocks / max(1, snapshot.num_blocks)
+    parts = [
+        f"tokens/s {rates.per_second('prompt_tokens'):,.0f} in "
+        f"{rates.per_second('completion_tokens'):,.0f} out",
+        f"{snapshot.running} running {snapshot.waiting} waiting",
+        f"pool {pool:.0f}%",
+    ]
+    if snapshot.errors:
+        parts.append(f"{snapshot.errors:,} errors")
+    rows_per_second = rates.per_second("rows")
+    if rows_per_second > 0:
+        parts.append(f"ETA {duration((total - snapshot.rows) / rows_per_second)}")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _write(console: rich.console.Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

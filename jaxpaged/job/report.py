@@ -1,0 +1,160 @@
+"""The report of a run: what a job gave, how fast, with what; as a value and as JSON.
+
+Holds addresses of rows and never their text, but for the samples, which stay out of the JSON.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import pydantic
+
+from jaxpaged.job.feeder import Sample
+from jaxpaged.job.spec import JobSpec
+from jaxpaged.job.tally import ErrorCount, MetricScore
+
+REPORT_VERSION = 1
+
+JobState = Literal["finished", "already finished", "stopped", "too many row errors"]
+
+_HIGH_TRUNCATED_SHARE = 0.2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFacts:
+    """All rows in the output folder.
+
+    Attributes:
+        path: The folder.
+        parts: Finished parts.
+        rows: Rows in them.
+        finish_reasons: Rows by finish reason.
+        prompt_tokens: Their prompts' tokens.
+        completion_tokens: Their completions' tokens.
+        cached_tokens: Prompt tokens that came from the prefix cache.
+        partial_characters: Completions cut inside a character.
+    """
+
+    path: str
+    parts: int
+    rows: int
+    finish_reasons: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    partial_characters: int
+
+    @property
+    def truncated_share(self) -> float:
+        """The share of rows that ended at a limit."""
+        return self.finish_reasons.get("length", 0) / self.rows if self.rows else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the last run did.
+
+    Attributes:
+        parts_kept: Parts that earlier runs had finished.
+        rows: Rows it completed.
+        rows_with_special_text: Those whose text reads like a special token.
+        load_seconds: Until the engine was ready.
+        seconds: From the first row to the last.
+        pool: The engine's own description of its pool.
+        engine: The engine's counters.
+    """
+
+    parts_kept: int = 0
+    rows: int = 0
+    rows_with_special_text: int = 0
+    load_seconds: float = 0.0
+    seconds: float = 0.0
+    pool: str = ""
+    engine: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def tokens_per_second(self, phase: Literal["prefill", "decode"]) -> float | None:
+        """Tokens over the device time of steps of this phase; None if there were none."""
+        seconds = self.engine.get(f"{phase}_seconds", 0.0)
+        return self.engine[f"{phase}_tokens"] / seconds if seconds else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """What a job gave.
+
+    Attributes:
+        state: How the run ended.
+        input_rows: Rows of the input.
+        output: All rows written, by this run and earlier ones.
+        errors: The failed rows among them, by code.
+        scores: Their scores.
+        run: What this run did.
+        warnings: What a user should look at.
+        job: The job's keys.
+        versions: Of what the result depends on.
+        samples: Some completions of this run, for people.
+        report_version: Of the JSON's shape.
+    """
+
+    state: JobState
+    input_rows: int
+    output: OutputFacts
+    errors: tuple[ErrorCount, ...]
+    scores: tuple[MetricScore, ...]
+    run: RunFacts
+    warnings: tuple[str, ...]
+    job: dict[str, Any]
+    versions: dict[str, str]
+    samples: tuple[Sample, ...] = ()
+    report_version: int = REPORT_VERSION
+
+    @property
+    def num_errors(self) -> int:
+        """Rows that failed."""
+        return sum(error.count for error in self.errors)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report in JSON's types, without row text."""
+        values = dataclasses.asdict(self)
+        del values["samples"]
+        for score, metric in zip(self.scores, values["scores"], strict=True):
+            metric["overall"]["mean"] = score.overall.mean
+            for group, count in score.by.items():
+                metric["by"][group]["mean"] = count.mean
+        return _finite(values)
+
+
+def from_json(values: object) -> JobReport | None:
+    """The report that `to_json` gave; None for anything else."""
+    try:
+        return pydantic.TypeAdapter(JobReport).validate_python(values)
+    except pydantic.ValidationError:
+        return None
+
+
+def warnings(output: OutputFacts, run: RunFacts, spec: JobSpec) -> tuple[str, ...]:
+    """What a user should look at."""
+    found = []
+    if output.truncated_share >= _HIGH_TRUNCATED_SHARE:
+        remedy = "raise sampling.max_tokens or engine.max_model_len"
+        if spec.sampling.max_tokens is None:
+            remedy = "sampling.max_tokens is not set, so that engine.max_model_len is the limit"
+        found.append(f"{output.truncated_share:.0%} of the rows were cut off at a limit; {remedy}")
+    if run.rows_with_special_text:
+        treatment = "tokens" if spec.input.allow_special_tokens else "text"
+        found.append(
+            f"{run.rows_with_special_text:,} rows hold text that reads like a special token; it "
+            f"was taken as {treatment} (input.allow_special_tokens)"
+        )
+    return tuple(found)
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    """The same nested value with null for numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,93 @@
+"""A report as a table on the terminal, with some completions to look at."""
+
+from collections.abc import Iterator
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from jaxpaged.job.feeder import Sample
+from jaxpaged.job.report import JobReport
+from jaxpaged.job.tally import MetricScore
+
+_MAX_CHARS = 100
+_MAX_GROUPS = 20
+
+
+def show(report: JobReport, console: rich.console.Console) -> None:
+    """Prints samples, table and warnings."""
+    if report.samples:
+        console.print("Some completions:", style="bold")
+    for sample in report.samples:
+        console.print(_sample(sample), soft_wrap=True)
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _lines(report):
+        table.add_row(rich.text.Text(name), rich.text.Text(value))
+    console.print(table)
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def plain(text: str, max_chars: int = _MAX_CHARS) -> str:
+    """Untrusted text on one line: no control characters, no more than so many characters."""
+    line = " ".join(text.split())
+    line = "".join(char if char.isprintable() else "\ufffd" for char in line)
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
+def _sample(sample: Sample) -> rich.text.Text:
+    return rich.text.Text.assemble(
+        (f"  {sample.row}  ", "dim"),
+        plain(sample.preview),
+        (" -> ", "bold"),
+        plain(sample.completion),
+    )
+
+
+def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
+    output, run = report.output, report.run
+    rows = f"{output.rows:,} of {report.input_rows:,}"
+    if run.parts_kept:
+        rows += f" ({run.rows:,} in this run)"
+    yield "rows", rows
+    yield "row errors", f"{report.num_errors:,}"
+    for error in report.errors:
+        first = error.examples[0]
+        where = f"{first.file}, row group {first.row_group}, row {first.index}"
+        yield f"  {error.code}", f"{error.count:,}, first in {where}: {plain(first.message or '')}"
+    yield "tokens", f"{output.prompt_tokens:,} in, {output.completion_tokens:,} out"
+    yield from _speed(report)
+    yield "cut at a limit", f"{output.truncated_share:.1%} of the rows"
+    for score in report.scores:
+        yield from _score(score)
+    yield "output", output.path
+
+
+def _speed(report: JobReport) -> Iterator[tuple[str, str]]:
+    run = report.run
+    speeds = [
+        ("prefill", run.tokens_per_second("prefill")),
+        ("decode", run.tokens_per_second("decode")),
+    ]
+    known = [f"{phase} {speed:,.0f}" for phase, speed in speeds if speed is not None]
+    if known:
+        yield "tokens/s", ", ".join(known)
+    yield "time", f"{run.seconds:,.1f} s, after {run.load_seconds:,.1f} s to load the model"
+    if run.engine:
+        names = ("device", "dtype", "implementation")
+        yield "engine", ", ".join(str(run.engine[name]) for name in names if name in run.engine)
+
+
+def _score(score: MetricScore) -> Iterator[tuple[str, str]]:
+    counts = [
+        (score.metric, score.overall),
+        *((f"  {plain(k, 40)}", v) for k, v in score.by.items()),
+    ]
+    for name, count in counts[: _MAX_GROUPS + 1]:
+        share = "not scored" if count.mean is None else f"{count.mean:.1%}"
+        yield name, f"{share} ({count.correct:,} of {count.scored:,})"
+    if len(counts) > _MAX_GROUPS + 1:
+        yield "  ...", f"{len(counts) - _MAX_GROUPS - 1} more in the report"

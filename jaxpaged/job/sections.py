@@ -1,0 +1,248 @@
+"""The sections of a job file: strict, frozen values with a field for every key.
+
+Ranges of numbers live in `SamplingParams` and `EngineConfig`; here they are only asked. Knows
+nothing of the files the paths lead to.
+"""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from jaxpaged.config import DType, EngineConfig
+from jaxpaged.errors import ConfigError
+from jaxpaged.request import SamplingParams
+
+MetricName = Literal["exact_match", "contains", "numeric_match", "regex_match"]
+
+# YAML has lists, the frozen spec has tuples: their items are checked as strictly as all else.
+_Texts = Annotated[tuple[str, ...], Field(strict=False)]
+_TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
+_Metrics = Annotated[tuple[MetricName, ...], Field(strict=False)]
+
+PROMPT_SOURCES = ("prompt", "prompt_column", "prompt_ids_column", "messages", "messages_column")
+"""The keys of `input` of which a job has exactly one."""
+
+
+class Section(pydantic.BaseModel):
+    """A group of keys: nothing unknown, nothing converted, nothing changed later."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class MessageSpec(Section):
+    """One message of a chat.
+
+    Attributes:
+        role: As the model's chat template knows it: system, user, assistant.
+        content: A Jinja template over the row's columns.
+    """
+
+    role: str = Field(min_length=1)
+    content: str
+
+
+class InputSpec(Section):
+    """Which rows are read and what their prompts are; exactly one of the five prompt sources.
+
+    Attributes:
+        path: A Parquet file, a folder of them, a glob, or a list of these.
+        prompt: A Jinja template over the row's columns; the text is completed as it is.
+        prompt_column: The column that holds the text to complete.
+        prompt_ids_column: The column that holds token ids, taken as they are.
+        messages: A chat, put through the model's chat template.
+        messages_column: The column that holds a chat: list<struct<role, content>> or JSON text.
+        columns: The columns carried into the output; None carries all.
+        allow_special_tokens: The text of a special token in a row counts as that token; by
+            default it stays text.
+        max_prompt_bytes: Longest prompt, in UTF-8 bytes, that is tokenized at all.
+    """
+
+    path: _Texts
+    prompt: str | None = None
+    prompt_column: str | None = None
+    prompt_ids_column: str | None = None
+    messages: Annotated[tuple[MessageSpec, ...], Field(strict=False)] | None = None
+    messages_column: str | None = None
+    columns: _Texts | None = None
+    allow_special_tokens: bool = False
+    max_prompt_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
+
+    @property
+    def prompt_source(self) -> str:
+        """The name of the prompt source that is set."""
+        return next(name for name in PROMPT_SOURCES if getattr(self, name) is not None)
+
+    @pydantic.field_validator("path", mode="before")
+    @classmethod
+    def _one_path(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @pydantic.field_validator("path")
+    @classmethod
+    def _check_paths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("expected at least one path, found an empty list")
+        for path in value:
+            _check_local(path)
+        return value
+
+    @pydantic.field_validator("messages")
+    @classmethod
+    def _some_messages(cls, value: tuple[MessageSpec, ...] | None) -> object:
+        if value is not None and not value:
+            raise ValueError("expected at least one message, found an empty list")
+        return value
+
+    @pydantic.field_validator("columns")
+    @classmethod
+    def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if value is None else _unique(value)
+
+    @pydantic.model_validator(mode="after")
+    def _one_prompt_source(self) -> Self:
+        found = [name for name in PROMPT_SOURCES if getattr(self, name) is not None]
+        if len(found) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join(PROMPT_SOURCES)}; "
+                f"found {' and '.join(found) or 'none of them'}"
+            )
+        return self
+
+
+class OutputSpec(Section):
+    """Where the completions go and what is kept with them.
+
+    Attributes:
+        path: The folder of part files.
+        rows_per_part: Rows of a part file, the unit that is finished or redone as a whole.
+        token_ids: Also write every token id that was sampled.
+        prompt: Also write the text that was tokenized.
+    """
+
+    path: str
+    rows_per_part: int = Field(default=2048, ge=1)
+    token_ids: bool = False
+    prompt: bool = False
+
+    @pydantic.field_validator("path")
+    @classmethod
+    def _check_path(cls, value: str) -> str:
+        return _check_local(value)
+
+
+class SamplingColumns(Section):
+    """Input columns that set a parameter row by row; a null takes the job's value.
+
+    Attributes:
+        max_tokens: A column of integers.
+        temperature: A column of numbers.
+        seed: A column of integers.
+    """
+
+    max_tokens: str | None = None
+    temperature: str | None = None
+    seed: str | None = None
+
+
+class SamplingSpec(Section):
+    """How tokens are chosen and when a completion ends; see `SamplingParams`.
+
+    Attributes:
+        columns: Parameters that come from the row instead.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: _Texts = ()
+    stop_token_ids: _TokenIds = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    columns: SamplingColumns = SamplingColumns()
+
+    @pydantic.field_validator("stop", "stop_token_ids", mode="before")
+    @classmethod
+    def _null_or_one(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return value if isinstance(value, list | tuple) else [value]
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _check_range(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        return _check_by(SamplingParams, value, info.field_name)
+
+    @pydantic.model_validator(mode="after")
+    def _check_min_tokens(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+
+class EngineSpec(Section):
+    """Sizes and limits of the engine; see `EngineConfig`."""
+
+    dtype: DType | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = EngineConfig.__dataclass_fields__["max_num_seqs"].default
+    max_num_batched_tokens: int | None = None
+    block_size: int = EngineConfig.__dataclass_fields__["block_size"].default
+    num_blocks: int | None = None
+    memory_utilization: float = EngineConfig.__dataclass_fields__["memory_utilization"].default
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _check_range(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        return _check_by(EngineConfig, value, info.field_name)
+
+
+class EvalSpec(Section):
+    """How completions are scored.
+
+    Attributes:
+        reference: The column with the right answers.
+        metrics: What is computed for each row, as the column `score_<metric>`.
+        by: A carried column; scores are also given for each of its values.
+    """
+
+    reference: str
+    metrics: _Metrics
+    by: str | None = None
+
+    @pydantic.field_validator("metrics")
+    @classmethod
+    def _some_metrics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("expected at least one metric, found an empty list")
+        return _unique(value)
+
+
+def _check_local(path: str) -> str:
+    if not path or "\0" in path:
+        raise ValueError(f"expected a path, found {path!r}")
+    if "://" in path:
+        scheme = path.split("://", 1)[0]
+        raise ValueError(f"{scheme}:// is not supported yet; give a local path, found {path!r}")
+    return path
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is listed twice")
+    return names
+
+
+def _check_by(owner: type, value: object, name: str | None) -> object:
+    """`value`, once the dataclass that owns the field's range has accepted it."""
+    if name is not None and name in owner.__dataclass_fields__:
+        try:
+            owner(**{name: value})
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return value

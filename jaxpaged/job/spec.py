@@ -1,0 +1,141 @@
+"""The job file as one frozen value: what a job is.
+
+Knows nothing of the files the paths lead to.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import pydantic
+from pydantic import Field
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.errors import ConfigError
+from jaxpaged.job import spec_errors, spec_file
+from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec, SamplingSpec, Section
+from jaxpaged.request import SamplingParams
+
+
+class JobSpec(Section):
+    """A job: a model, rows, how to complete them, and where the result goes.
+
+    Attributes:
+        model: `pkg://distribution/path`, a folder in Hugging Face layout, or a `.gguf` file.
+        input: The rows and their prompts.
+        output: The result's place and form.
+        sampling: How tokens are chosen.
+        engine: Sizes and limits of the engine.
+        eval: Scores, if the rows have reference answers.
+        seed: Of every random choice; with a row's address it decides the row's random numbers.
+        max_errors: Most rows that may end in an error, as a number or as a share such as "5%";
+            one more fails the job, keeping the parts that are finished. None allows any number.
+    """
+
+    model: str = Field(min_length=1)
+    input: InputSpec
+    output: OutputSpec
+    sampling: SamplingSpec = SamplingSpec()
+    engine: EngineSpec = EngineSpec()
+    eval: EvalSpec | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    max_errors: int | str | None = None
+
+    @pydantic.field_validator("sampling", "engine", mode="before")
+    @classmethod
+    def _empty_section(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @pydantic.field_validator("max_errors", mode="before")
+    @classmethod
+    def _check_max_errors(cls, value: object) -> object:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if value is None or is_count or (isinstance(value, str) and _share(value) is not None):
+            return value
+        raise ValueError(f'expected a number of rows or a share such as "5%", found {value!r}')
+
+    @classmethod
+    def from_file(cls, path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Self:
+        """The job in a YAML file; its relative paths are relative to the file's folder.
+
+        Args:
+            path: The job file.
+            overrides: `key.sub=value` strings that replace or add a key, the value read as YAML,
+                as if it had been written in the file.
+
+        Raises:
+            ConfigError: The file or an override is wrong; the message lists every problem with
+                file and line.
+        """
+        path = pathlib.Path(path)
+        job = spec_file.read(path, overrides)
+        return cls._build(job.value, str(path), path.parent, job.places)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, object], base: pathlib.Path | None = None) -> Self:
+        """The job in a dict shaped like a job file; relative paths are relative to `base`.
+
+        Raises:
+            ConfigError: A key is wrong; the message lists every problem.
+        """
+        return cls._build(dict(value), "job", base or pathlib.Path(), {})
+
+    @classmethod
+    def _build(
+        cls,
+        value: object,
+        where: str,
+        base: pathlib.Path,
+        places: Mapping[tuple[str | int, ...], str],
+    ) -> Self:
+        try:
+            spec = cls.model_validate(value)
+        except pydantic.ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+            message = spec_errors.explain(problems, cls, where=where, places=places)
+            raise ConfigError(message) from None
+        return spec._with_base(base)
+
+    def _with_base(self, base: pathlib.Path) -> Self:
+        base = base.resolve()
+
+        def absolute(path: str) -> str:
+            return str(base / pathlib.Path(path).expanduser())
+
+        return self.model_copy(
+            update={
+                "model": self.model if "://" in self.model else absolute(self.model),
+                "input": self.input.model_copy(
+                    update={"path": tuple(absolute(path) for path in self.input.path)}
+                ),
+                "output": self.output.model_copy(
+                    update={"path": str(pathlib.Path(absolute(self.output.path)).resolve())}
+                ),
+            }
+        )
+
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a row that sets none of its own."""
+        names = [field.name for field in dataclasses.fields(SamplingParams)]
+        return SamplingParams(**{name: getattr(self.sampling, name) for name in names})
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's settings, the job's seed among them."""
+        names = type(self.engine).model_fields
+        return EngineConfig(seed=self.seed, **{name: getattr(self.engine, name) for name in names})
+
+    def error_limit(self, num_rows: int) -> int | None:
+        """Most row errors allowed for a job of `num_rows` rows; None allows any number."""
+        if not isinstance(self.max_errors, str):
+            return self.max_errors
+        share = _share(self.max_errors)
+        return None if share is None else int(share * num_rows)
+
+
+def _share(text: str) -> float | None:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        return None
+    return percent / 100 if text.endswith("%") and 0 <= percent <= 100 else None

@@ -1,0 +1,61 @@
+"""A job file together with the overrides of the command line, as one document.
+
+Knows YAML and dotted keys, not what the keys mean.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from jaxpaged.errors import ConfigError
+from jaxpaged.job import yaml_file
+from jaxpaged.job.yaml_file import KeyPath, YamlDocument
+
+
+def read(path: pathlib.Path, overrides: Sequence[str] = ()) -> YamlDocument:
+    """The job file's document with every `key.sub=value` of `overrides` put in its place.
+
+    Raises:
+        ConfigError: The file is not strict YAML, holds no keys, or an override is malformed.
+    """
+    document = yaml_file.load(path)
+    if not isinstance(document.value, dict):
+        raise ConfigError(
+            f"{path}: expected keys such as model, input and output, found "
+            f"{'an empty file' if document.value is None else 'something else'}"
+        )
+    job: dict[str, object] = document.value
+    places = dict(document.places)
+    for override in overrides:
+        _apply(job, places, override)
+    return YamlDocument(value=job, places=places)
+
+
+def _apply(job: dict[str, object], places: dict[KeyPath, str], override: str) -> None:
+    key, equals, text = override.partition("=")
+    keys = key.strip().split(".")
+    where = f"--set {key.strip()}"
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: expected key=value, as in sampling.max_tokens=64")
+    *sections, last = keys
+    target = job
+    for depth, name in enumerate(sections, start=1):
+        child = target.setdefault(name, {})
+        if child is None:
+            child = target[name] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"{where}: {'.'.join(sections[:depth])} has no keys inside")
+        target = child
+    value = yaml_file.parse(text, where)
+    target[last] = value.value
+    _replace_places(places, tuple(keys), value, where)
+
+
+def _replace_places(
+    places: dict[KeyPath, str], keys: KeyPath, value: YamlDocument, where: str
+) -> None:
+    for path in [path for path in places if path[: len(keys)] == keys]:
+        del places[path]
+    for depth in range(1, len(keys)):
+        places.setdefault(keys[:depth], where)
+    places[keys] = where
+    places.update(dict.fromkeys(((*keys, *path) for path in value.places), where))

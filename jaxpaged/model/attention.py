@@ -1,0 +1,106 @@
+"""Self-attention of one layer: project, write to the pool, read only through the pool.
+
+A step first writes the keys and values of its tokens and then attends through the block tables,
+to its own tokens too. So a token's keys and values are the same numbers whether they came from
+one prefill, from chunks or from a recompute.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+import pallas_kernels
+from jaxpaged.cache import kv_pool
+from jaxpaged.cache.kv_pool import KVPool
+from jaxpaged.model import layers
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.shapes import AnyArray
+from pallas_kernels import PrefillTiles
+
+
+class AttentionBatch(NamedTuple):
+    """What attention needs to know of a step, the same for every layer.
+
+    The flat token axis holds the decode tokens first, one per lane and in lane order, then the
+    prefill segments.
+    """
+
+    slot_mapping: Int[AnyArray, " T"]
+    """Slot each token's key and value are written to; padding is out of range."""
+    block_tables: Int[AnyArray, "B W"]
+    """Pool block of each logical block, per lane."""
+    context_lens: Int[AnyArray, " B"]
+    """Context length of each decode lane."""
+    num_decodes: Int[AnyArray, ""]
+    """Decode lanes; they are the first ones."""
+    tiles: PrefillTiles | None
+    """The prefill segments; None in a step that only decodes."""
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention (arXiv:2305.13245) over the paged pool."""
+
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+        heads = config.num_heads * config.head_dim
+        kv_heads = config.num_kv_heads * config.head_dim
+        shared = {"bias": config.attention_bias, "lead": lead, "dtype": dtype}
+        self.q_proj = layers.Linear(config.hidden_size, heads, **shared)
+        self.k_proj = layers.Linear(config.hidden_size, kv_heads, **shared)
+        self.v_proj = layers.Linear(config.hidden_size, kv_heads, **shared)
+        self.o_proj = layers.Linear(heads, config.hidden_size, **shared)
+        self.head_dim = config.head_dim
+
+    def __call__(
+        self,
+        pool: KVPool,
+        x: Float[Array, "T M"],
+        *,
+        layer: Int[Array, ""],
+        rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+        batch: AttentionBatch,
+    ) -> tuple[Float[Array, "T M"], KVPool]:
+        """The attention output of one layer and the pool with this step's tokens in it."""
+        num_tokens = x.shape[0]
+        q = layers.rotate(self.q_proj(x).reshape(num_tokens, -1, self.head_dim), rotary)
+        k = layers.rotate(self.k_proj(x).reshape(num_tokens, -1, self.head_dim), rotary)
+        v = self.v_proj(x).reshape(num_tokens, -1, self.head_dim)
+        pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
+        attended = attend(pool, q, layer=layer, batch=batch, scale=self.head_dim**-0.5)
+        return self.o_proj(attended.reshape(num_tokens, -1)), pool
+
+
+def attend(
+    pool: KVPool,
+    q: Float[Array, "T H D"],
+    *,
+    layer: Int[Array, ""],
+    batch: AttentionBatch,
+    scale: float,
+) -> Float[Array, "T H D"]:
+    """Attention of the decode lanes and of the prefill segments, each by its own function."""
+    num_lanes = batch.block_tables.shape[0]
+    decoded = pallas_kernels.decode_attention(
+        q[:num_lanes],
+        pool.k,
+        pool.v,
+        layer=layer,
+        block_tables=batch.block_tables,
+        context_lens=batch.context_lens,
+        num_lanes=batch.num_decodes,
+        scale=scale,
+    )
+    if batch.tiles is None:
+        return decoded
+    prefilled = pallas_kernels.prefill_attention(
+        q,
+        pool.k,
+        pool.v,
+        layer=layer,
+        block_tables=batch.block_tables,
+        tiles=batch.tiles,
+        scale=scale,
+    )
+    # The two cover different tokens, and where one has none it is zero.
+    return prefilled.at[:num_lanes].add(decoded)

@@ -1,0 +1,184 @@
+"""A model's chat template: messages in, the prompt's text out.
+
+The template comes from an untrusted file: it runs in Jinja's immutable sandbox, with a cap on its
+own size, on what one expression may build by repetition, and on what it writes. Behaves as
+transformers' `apply_chat_template` does. Knows nothing of tokens.
+"""
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+
+from jaxpaged.errors import JaxPagedError
+
+MAX_TEMPLATE_CHARS = 1_000_000
+MAX_OUTPUT_CHARS = 16_000_000
+_MAX_EXPONENT = 1000
+_MAX_MESSAGE_CHARS = 500
+
+# What a template can raise while it runs on messages that it did not expect.
+_RUN_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class TemplateError(JaxPagedError):
+    """A template is malformed, refuses its input, or writes too much; carries its own words."""
+
+
+class ChatTemplate:
+    """A compiled template, with the model's special tokens as its variables.
+
+    Args:
+        source: The template's text.
+        bos_token: What `bos_token` stands for; None is the empty string.
+        eos_token: What `eos_token` stands for; None is the empty string.
+        more_tokens: Further variables, such as `pad_token`.
+
+    Raises:
+        TemplateError: The template is too long or malformed.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str | None,
+        eos_token: str | None,
+        more_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise TemplateError(
+                f"the chat template has {len(source)} characters; the most is {MAX_TEMPLATE_CHARS}"
+            )
+        self.source = source
+        self._variables = dict(more_tokens or {})
+        self._variables |= {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            raise TemplateError(f"the chat template is malformed: {_words(error)}") from None
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt's text.
+
+        Args:
+            messages: Each with at least `role` and `content`.
+            add_generation_prompt: End with the header of the assistant's turn.
+
+        Raises:
+            TemplateError: The template refuses the messages (its own message is kept), fails on
+                them, or writes too much.
+        """
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._variables,
+            ):
+                num_chars += len(piece)
+                if num_chars > MAX_OUTPUT_CHARS:
+                    raise TemplateError(
+                        f"the chat template wrote more than {MAX_OUTPUT_CHARS} characters"
+                    )
+                pieces.append(piece)
+        except _RUN_ERRORS as error:
+            raise TemplateError(_words(error)) from None
+        return "".join(pieces)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The immutable sandbox, which by itself lets `'a' * 10**9` run."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(
+        self,
+        context: jinja2.runtime.Context,
+        operator: str,
+        left: Any,  # noqa: ANN401
+        right: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        if operator == "**":
+            is_big = abs(left) > 1 and right > _MAX_EXPONENT
+        else:
+            sizes = [len(side) if isinstance(side, Sequence) else side for side in (left, right)]
+            is_big = sizes != [left, right] and math.prod(sizes) > MAX_OUTPUT_CHARS
+        if is_big:
+            raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it
+    is only its content."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    # Read once, so that all prompts of a job agree on the date.
+    now = datetime.datetime.now()
+    environment.globals["strftime_now"] = now.strftime
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _words(error: BaseException) -> str:
+    message = str(error) or type(error).__name__
+    return message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + "..."

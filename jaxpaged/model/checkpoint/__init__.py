@@ -1,0 +1,66 @@
+"""A model's files, whatever their format, behind one interface.
+
+Knows the formats' modules; they know nothing of each other. Nothing here loads JAX.
+"""
+
+import pathlib
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint.tensors import Shape
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.tokenizer import Tokenizer
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """An opened model: configuration and headers are read and checked, weights are not."""
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The folder or file."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's configuration."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with its chat template and end-of-sequence tokens."""
+        ...
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 by part of the model (config, generation_config, tokenizer, chat_template,
+        weights); of the weights only names, headers and sizes count, so that it is cheap."""
+        ...
+
+    def shapes(self) -> dict[str, Shape]:
+        """Name to shape of every tensor, by Hugging Face names, without reading data."""
+        ...
+
+    def tensor(self, name: str) -> np.ndarray:
+        """One tensor as Hugging Face lays it out ([out, in]), in its stored dtype; quantised
+        ones are float32."""
+        ...
+
+
+def open_checkpoint(path: pathlib.Path) -> Checkpoint:
+    """The checkpoint in a folder of Hugging Face layout or in a `.gguf` file.
+
+    Raises:
+        CheckpointError: The files are missing, damaged or not of a supported model.
+        ConfigError: A package that the format needs is not installed.
+    """
+    # Imported here: a job on one format does not load the other's packages.
+    if path.is_dir():
+        from jaxpaged.model.checkpoint.folder import FolderCheckpoint
+
+        return FolderCheckpoint(path)
+    if path.suffix == ".gguf":
+        from jaxpaged.model.checkpoint.gguf import GgufCheckpoint
+
+        return GgufCheckpoint(path)
+    raise CheckpointError(f"{path}: neither a folder in Hugging Face layout nor a .gguf file")

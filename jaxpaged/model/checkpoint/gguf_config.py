@@ -1,0 +1,180 @@
+"""The model configuration in the metadata of a GGUF file.
+
+Every key of the architecture is honoured, known to be without effect, or refused by name.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint.gguf_header import GgufHeader, Value
+from jaxpaged.model.config import ModelConfig, RopeScaling
+
+_ARCHITECTURE = "llama"
+
+# GGUF key below "llama." to the Hugging Face key; all of them must be there.
+_REQUIRED = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_OPTIONAL = {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+_CHECKED_BELOW = frozenset(
+    {
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",
+    }
+)
+# The values with which a key leaves a Llama as it is.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "embedding_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "rope.scale_linear": (1.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "tensor_data_layout": ("Meta AI original pth",),
+    "use_parallel_residual": (False,),
+}
+
+
+def build_config(header: GgufHeader, rope_factors: np.ndarray | None, where: str) -> ModelConfig:
+    """The configuration of the model in a GGUF file.
+
+    Args:
+        header: The file's header.
+        rope_factors: The content of `rope_freqs.weight`, or None when there is none.
+        where: Names the file in errors.
+
+    Raises:
+        CheckpointError: Another architecture, a missing key, or one that is not supported.
+    """
+    architecture = header.metadata.get("general.architecture")
+    if architecture != _ARCHITECTURE:
+        raise CheckpointError(
+            f"{where}: general.architecture is {architecture!r}, which is not supported; "
+            f"supported is {_ARCHITECTURE!r}"
+        )
+    if header.metadata.get("split.count", 1) != 1:
+        raise CheckpointError(
+            f"{where}: split.count is {header.metadata['split.count']}: models split over several "
+            ".gguf files are not supported; merge them with llama.cpp's gguf-split"
+        )
+    prefix = f"{_ARCHITECTURE}."
+    keys = {
+        key.removeprefix(prefix): value
+        for key, value in header.metadata.items()
+        if key.startswith(prefix)
+    }
+    _check_keys(keys, where)
+    config = ModelConfig.from_hf(_to_hf(keys, header, where), where)
+    _check_head_dim(keys, config.head_dim, where)
+    _check_vocabulary(header, config.vocab_size, where)
+    if rope_factors is None:
+        return config
+    return _with_rope_factors(config, rope_factors, where)
+
+
+def _check_keys(keys: Mapping[str, Value], where: str) -> None:
+    known = _REQUIRED.keys() | _OPTIONAL.keys() | _CHECKED_BELOW | _NEUTRAL.keys()
+    unknown = sorted(f"{_ARCHITECTURE}.{key}" for key in keys.keys() - known)
+    if unknown:
+        raise CheckpointError(f"{where}: {', '.join(unknown)}: not supported in a Llama")
+    missing = sorted(f"{_ARCHITECTURE}.{key}" for key in _REQUIRED.keys() - keys.keys())
+    if missing:
+        raise CheckpointError(f"{where}: {', '.join(missing)}: missing; a Llama model needs it")
+    for key, values in _NEUTRAL.items():
+        if key in keys and keys[key] not in values:
+            raise CheckpointError(
+                f"{where}: {_ARCHITECTURE}.{key} is {keys[key]!r}, which is not supported"
+            )
+
+
+def _to_hf(keys: Mapping[str, Value], header: GgufHeader, where: str) -> dict[str, Any]:
+    """The same configuration as Hugging Face writes it; what is not a key shows in the tensors."""
+    named = _REQUIRED | _OPTIONAL
+    tokens = header.metadata.get("tokenizer.ggml.tokens", [])
+    config: dict[str, Any] = {"model_type": "llama"}
+    if isinstance(tokens, list) and tokens:
+        config["vocab_size"] = len(tokens)
+    config |= {named[key]: value for key, value in keys.items() if key in named}
+    config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+    scaling = keys.get("rope.scaling.type", "none")
+    if scaling == "linear":
+        config["rope_scaling"] = {"type": "linear", "factor": keys.get("rope.scaling.factor")}
+    elif scaling != "none":
+        raise CheckpointError(
+            f"{where}: {_ARCHITECTURE}.rope.scaling.type is {scaling!r}, which is not supported; "
+            "supported are 'none' and 'linear'"
+        )
+    return config
+
+
+def _check_head_dim(keys: Mapping[str, Value], head_dim: int, where: str) -> None:
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.get(key, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{where}: {_ARCHITECTURE}.{key} is {keys[key]!r}, which is not supported; it must "
+                f"be the width of a head, {head_dim}"
+            )
+
+
+def _check_vocabulary(header: GgufHeader, vocab_size: int, where: str) -> None:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > vocab_size:
+        raise CheckpointError(
+            f"{where}: tokenizer.ggml.tokens has {len(tokens)} tokens, but {_ARCHITECTURE}."
+            f"vocab_size is {vocab_size}"
+        )
+
+
+def _with_rope_factors(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
+    # llama.cpp stores the divisors of the frequencies and not what they were made from: those of
+    # Llama 3.1 and 3.2 are recognised, others are not guessed.
+    scaling = RopeScaling(rope_type="llama3", factor=float(factors.max()))
+    expected = _llama3_factors(config, scaling)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0.0):
+        raise CheckpointError(
+            f"{where}: rope_freqs.weight holds frequency factors other than those of Llama 3.1 and "
+            "3.2, which are not supported; use the model's Hugging Face folder"
+        )
+    if config.rope_scaling is not None:
+        raise CheckpointError(
+            f"{where}: rope_freqs.weight together with {_ARCHITECTURE}.rope.scaling.type is not "
+            "supported"
+        )
+    return dataclasses.replace(config, rope_scaling=scaling)
+
+
+def _llama3_factors(config: ModelConfig, scaling: RopeScaling) -> np.ndarray:
+    """By what Llama 3.1 divides each rotary frequency."""
+    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    wavelengths = 2.0 * math.pi * config.rope_theta**exponents
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position_embeddings / wavelengths
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - kept) / scaling.factor + kept)

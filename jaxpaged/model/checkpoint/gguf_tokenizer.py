@@ -1,0 +1,159 @@
+"""The tokenizer of a GGUF file, rebuilt from its metadata.
+
+Only what can be rebuilt exactly is: byte-level BPE with a pre-tokenizer of the table below, and
+sentencepiece's BPE. Another model or pre-tokenizer is refused by name.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpaged.errors import CheckpointError
+from jaxpaged.model import tokenizer_json
+from jaxpaged.model.chat_template import ChatTemplate, TemplateError
+from jaxpaged.model.checkpoint import gguf_sentencepiece
+from jaxpaged.model.checkpoint.gguf_metadata import Metadata
+from jaxpaged.model.tokenizer import Tokenizer
+
+CHAT_TEMPLATE = "tokenizer.chat_template"
+
+_PREFIX = "tokenizer.ggml."
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+# Control tokens that end a turn, for files that name only one end-of-sequence token.
+_TURN_ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>"})
+
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
+_SMOLLM = {
+    "type": "Sequence",
+    "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2],
+}
+_LLAMA3 = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {
+            "type": "Split",
+            "pattern": {
+                "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+                r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            },
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        {**_BYTE_LEVEL, "use_regex": False},
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _PreTokenizer:
+    """What the name of a pre-tokenizer stands for."""
+
+    steps: Mapping[str, Any]
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
+
+_PRE_TOKENIZERS = {
+    "gpt-2": _PreTokenizer(steps=_GPT2),
+    "smollm": _PreTokenizer(steps=_SMOLLM),
+    "llama-bpe": _PreTokenizer(steps=_LLAMA3, ignore_merges=True, adds_bos=True),
+}
+
+
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer with its end-of-sequence tokens and chat template.
+
+    Raises:
+        CheckpointError: Metadata are missing or contradict each other, or the tokenizer is of a
+            kind that cannot be rebuilt exactly.
+    """
+    tokens = metadata.list_of(str, _PREFIX + "tokens")
+    if len(set(tokens)) != len(tokens):
+        metadata.fail(_PREFIX + "tokens", "every token only once")
+    kinds = metadata.list_of(int, _PREFIX + "token_type", [_NORMAL] * len(tokens))
+    if len(kinds) != len(tokens):
+        metadata.fail(_PREFIX + "token_type", f"an entry for each of {len(tokens)} tokens")
+    definition, adds_bos = _definition(metadata, tokens, kinds)
+    added = [
+        tokenizer_json.added_token(index, tokens[index], special=kind != _USER_DEFINED)
+        for index, kind in enumerate(kinds)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    ids = _named_ids(metadata, len(tokens))
+    ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
+    ends |= {token["id"] for token in added if token["content"] in _TURN_ENDS and token["special"]}
+    return Tokenizer(
+        tokenizer_json.with_control_tokens(
+            {**definition, "added_tokens": added}, named=ids.values(), others=ends
+        ),
+        bos_id=ids.get("bos"),
+        eos_ids=ends,
+        adds_bos=metadata.flag(_PREFIX + "add_bos_token", adds_bos),
+        chat_template=_chat_template(
+            metadata, {name: tokens[index] for name, index in ids.items()}
+        ),
+        where=metadata.where,
+    )
+
+
+def _definition(
+    metadata: Metadata, tokens: Sequence[str], kinds: Sequence[int]
+) -> tuple[dict[str, Any], bool]:
+    """The definition but for the added tokens, and whether such tokenizers add a BOS."""
+    model = metadata.text(_PREFIX + "model")
+    if model == "gpt2":
+        return _byte_level(metadata, tokens)
+    if model == "llama":
+        return gguf_sentencepiece.definition(metadata, tokens, kinds), True
+    return metadata.fail(_PREFIX + "model", "'gpt2' or 'llama', which are what is supported")
+
+
+def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
+    """The ids of the tokens with a part to play, as far as the file names them."""
+    names = ("bos", "eos", "eot", "eom", "unknown", "padding")
+    ids = {name: metadata.index(f"{_PREFIX}{name}_token_id", num_tokens) for name in names}
+    return {name: index for name, index in ids.items() if index is not None}
+
+
+def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    pre = _PRE_TOKENIZERS.get(metadata.text(_PREFIX + "pre"))
+    if pre is None:
+        metadata.fail(
+            _PREFIX + "pre", f"one of {', '.join(sorted(_PRE_TOKENIZERS))}, which are supported"
+        )
+    merges = [merge.split(" ") for merge in metadata.list_of(str, _PREFIX + "merges")]
+    definition = {
+        "version": "1.0",
+        "normalizer": None,
+        "pre_tokenizer": pre.steps,
+        "post_processor": None,
+        "decoder": _GPT2,
+        "model": {
+            "type": "BPE",
+            "unk_token": None,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": {token: index for index, token in enumerate(tokens)},
+            "merges": merges,
+        },
+    }
+    return definition, pre.adds_bos
+
+
+def _chat_template(metadata: Metadata, named: Mapping[str, str]) -> ChatTemplate | None:
+    source = metadata.values.get(CHAT_TEMPLATE)
+    if source is None:
+        return None
+    more = {"unknown": "unk_token", "padding": "pad_token"}
+    try:
+        return ChatTemplate(
+            metadata.text(CHAT_TEMPLATE),
+            bos_token=named.get("bos"),
+            eos_token=named.get("eos"),
+            more_tokens={more[name]: token for name, token in named.items() if name in more},
+        )
+    except TemplateError as error:
+        raise CheckpointError(f"{metadata.where}: {CHAT_TEMPLATE}: {error}") from None

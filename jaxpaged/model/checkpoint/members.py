@@ -1,0 +1,79 @@
+"""The files of a model folder: found inside it, bounded in size, and parsed.
+
+Knows nothing of what they mean. Names come from untrusted files (a shard index), and a link may
+point anywhere.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from jaxpaged.errors import CheckpointError
+
+_MAX_TEXT_BYTES = 256 * 2**20
+
+
+def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    """The file `name` of the folder, or None when there is none.
+
+    A link is followed only inside the folder, or from a snapshot of the Hugging Face cache to
+    that cache's own `blobs`.
+
+    Raises:
+        CheckpointError: The name or its link leads out of the folder, or cannot be read.
+    """
+    if not name or name in (".", "..") or any(character in name for character in "/\\:\0"):
+        raise CheckpointError(
+            f"{folder}: {name!r} is not the plain name of a file inside the model folder"
+        )
+    path = folder / name
+    try:
+        if not path.is_file():
+            return None
+        target = path.resolve(strict=True)
+        if any(target.is_relative_to(home) for home in _homes(folder)):
+            return path
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    raise CheckpointError(
+        f"{path} is a link to {target}, outside the model folder; copy the file into the folder"
+    )
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """The content of a configuration or tokenizer file.
+
+    Raises:
+        CheckpointError: The file cannot be read or is larger than such files are.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_TEXT_BYTES:
+        raise CheckpointError(f"{path}: larger than {_MAX_TEXT_BYTES} bytes; not a model's file")
+    return content
+
+
+def parse_object(content: bytes, path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in `content`.
+
+    Raises:
+        CheckpointError: Not JSON, or not an object; the message names `path`.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}; download it again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _homes(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    """The folders in which the model's files may really lie."""
+    home = folder.resolve(strict=True)
+    if home.parent.name == "snapshots":
+        return home, home.parent.parent / "blobs"
+    return (home,)

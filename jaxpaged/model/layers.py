@@ -1,0 +1,61 @@
+"""The parts of a decoder layer: linear map, RMS norm, rotary embedding.
+
+Every module can carry a leading layer axis, so that one set of stacked weights serves a scan.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.model import rope
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.shapes import AnyArray
+
+
+class Linear(nnx.Module):
+    """`x @ kernel + bias`, the kernel stored as `[in, out]`."""
+
+    def __init__(
+        self, in_width: int, out_width: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype
+    ) -> None:
+        self.kernel = nnx.Param(jnp.zeros((*lead, in_width, out_width), dtype))
+        self.bias = nnx.Param(jnp.zeros((*lead, out_width), dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """The mapped rows."""
+        y = x @ self.kernel[...]
+        return y if self.bias is None else y + self.bias[...][None, :]
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467), computed in float32."""
+
+    def __init__(self, width: int, *, eps: float, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+        self.scale = nnx.Param(jnp.ones((*lead, width), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
+        """The normed rows, in the dtype they came in."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(mean_square + self.eps)
+        return normed.astype(x.dtype) * self.scale[...][None, :]
+
+
+def rotary_tables(
+    positions: Int[AnyArray, " T"], config: ModelConfig
+) -> tuple[Float[Array, "T D2"], Float[Array, "T D2"]]:
+    """Cosine and sine of each position's rotation angles, float32 (RoPE, arXiv:2104.09864)."""
+    frequencies = jnp.asarray(rope.inverse_frequencies(config))
+    angles = jnp.asarray(positions, jnp.float32)[:, None] * frequencies[None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "T X D"], tables: tuple[Float[Array, "T D2"], Float[Array, "T D2"]]
+) -> Float[Array, "T X D"]:
+    """`x` rotated by position; the first half of each head is paired with the second."""
+    cos, sin = (table[:, None, :].astype(x.dtype) for table in tables)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

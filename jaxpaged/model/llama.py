@@ -1,0 +1,146 @@
+"""The decoder: one Llama-family model driven by its config, pool in and pool out.
+
+One layer body has two drivers. On the CPU `lax.scan` runs over stacked weights: it compiles once
+per step shape, whatever the depth. On a GPU a Python loop runs over a list of layers: there a
+scan would copy every layer's weights in front of each matrix product, on every step.
+"""
+
+import collections.abc
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.cache.kv_pool import KVPool
+from jaxpaged.model import layers
+from jaxpaged.model.attention import Attention, AttentionBatch
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.shapes import AnyArray
+
+LayerLoop = Literal["scan", "unrolled"]
+
+
+class MLP(nnx.Module):
+    """SwiGLU feed-forward (arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+        shared = {"bias": config.mlp_bias, "lead": lead, "dtype": dtype}
+        self.gate_proj = layers.Linear(config.hidden_size, config.intermediate_size, **shared)
+        self.up_proj = layers.Linear(config.hidden_size, config.intermediate_size, **shared)
+        self.down_proj = layers.Linear(config.intermediate_size, config.hidden_size, **shared)
+
+    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
+        """The MLP's output."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+        norm = {"eps": config.rms_norm_eps, "lead": lead, "dtype": dtype}
+        self.input_layernorm = layers.RMSNorm(config.hidden_size, **norm)
+        self.self_attn = Attention(config, lead=lead, dtype=dtype)
+        self.post_attention_layernorm = layers.RMSNorm(config.hidden_size, **norm)
+        self.mlp = MLP(config, lead=lead, dtype=dtype)
+
+    def __call__(
+        self,
+        pool: KVPool,
+        x: Float[Array, "T M"],
+        *,
+        layer: Int[Array, ""],
+        rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+        batch: AttentionBatch,
+    ) -> tuple[Float[Array, "T M"], KVPool]:
+        """The stream behind this layer, and the pool."""
+        attended, pool = self.self_attn(
+            pool, self.input_layernorm(x), layer=layer, rotary=rotary, batch=batch
+        )
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), pool
+
+
+class Llama(nnx.Module):
+    """Embedding, decoder layers, final norm, output head.
+
+    Args:
+        config: The model's shape.
+        dtype: Of weights and activations.
+        layer_loop: "scan" stacks the layers' weights, "unrolled" keeps a list.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, layer_loop: LayerLoop) -> None:
+        self.config = config
+        vocabulary = (config.vocab_size, config.hidden_size)
+        self.embed_tokens = nnx.Param(jnp.zeros(vocabulary, dtype))
+        self.layers = (
+            DecoderLayer(config, lead=(config.num_layers,), dtype=dtype)
+            if layer_loop == "scan"
+            else nnx.List(
+                [DecoderLayer(config, lead=(), dtype=dtype) for _ in range(config.num_layers)]
+            )
+        )
+        self.norm = layers.RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, lead=(), dtype=dtype
+        )
+        # Row per token, as the embedding: a tied head is the embedding itself.
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nnx.Param(jnp.zeros(vocabulary, dtype))
+
+    def __call__(
+        self,
+        pool: KVPool,
+        token_ids: Int[AnyArray, " T"],
+        positions: Int[AnyArray, " T"],
+        *,
+        batch: AttentionBatch,
+        sampled_tokens: Int[AnyArray, " B"],
+    ) -> tuple[Float[Array, "B V"], KVPool]:
+        """Logits (float32) behind the `sampled_tokens`, which index the token axis; the pool."""
+        x = self.embed_tokens[...][token_ids]
+        rotary = layers.rotary_tables(positions, self.config)
+        if isinstance(self.layers, DecoderLayer):
+            x, pool = _scan(self.layers, pool, x, rotary=rotary, batch=batch)
+        else:
+            x, pool = _unrolled(self.layers, pool, x, rotary=rotary, batch=batch)
+        x = self.norm(x[sampled_tokens])
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        logits = jnp.einsum("bm,vm->bv", x, head[...], preferred_element_type=jnp.float32)
+        return logits, pool
+
+
+def _unrolled(
+    layer_list: collections.abc.Iterable[DecoderLayer],
+    pool: KVPool,
+    x: Float[Array, "T M"],
+    *,
+    rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+    batch: AttentionBatch,
+) -> tuple[Float[Array, "T M"], KVPool]:
+    for index, layer in enumerate(layer_list):
+        x, pool = layer(pool, x, layer=jnp.int32(index), rotary=rotary, batch=batch)
+    return x, pool
+
+
+def _scan(
+    stacked_layers: DecoderLayer,
+    pool: KVPool,
+    x: Float[Array, "T M"],
+    *,
+    rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+    batch: AttentionBatch,
+) -> tuple[Float[Array, "T M"], KVPool]:
+    # The pool is carried, never scanned over: as xs and ys it would be copied whole.
+    graph, stacked = nnx.split(stacked_layers)
+
+    def body(carry, weights):
+        pool, x, index = carry
+        layer = nnx.merge(graph, weights)
+        x, pool = layer(pool, x, layer=index, rotary=rotary, batch=batch)
+        return (pool, x, index + 1), None
+
+    (pool, x, _), _ = jax.lax.scan(body, (pool, x, jnp.int32(0)), stacked)
+    return x, pool

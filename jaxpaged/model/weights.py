@@ -1,0 +1,71 @@
+"""Fills the decoder with a checkpoint's tensors.
+
+The only place that knows both the checkpoint's names and the module tree. Tensors are read one at
+a time, so loading needs the weights themselves plus one stack of a single kind.
+"""
+
+import collections.abc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxpaged.model.checkpoint import Checkpoint
+from jaxpaged.model.checkpoint.tensors import check_tensors
+from jaxpaged.model.llama import LayerLoop, Llama
+
+Path = tuple[collections.abc.Hashable, ...]
+
+
+def load(checkpoint: Checkpoint, *, dtype: jnp.dtype, layer_loop: LayerLoop) -> Llama:
+    """The decoder with the checkpoint's weights on the default device.
+
+    Raises:
+        CheckpointError: A tensor is missing, unexpected or of another shape; names it.
+    """
+    config = checkpoint.config
+    check_tensors(config, checkpoint.shapes(), str(checkpoint.path))
+    graph, abstract = nnx.split(
+        nnx.eval_shape(lambda: Llama(config, dtype=dtype, layer_loop=layer_loop))
+    )
+    state = nnx.to_flat_state(abstract)
+    read = _stacked if layer_loop == "scan" else _single
+    loaded = [
+        (path, variable.replace(read(checkpoint, path, variable.get_value())))
+        for path, variable in state
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(loaded))
+
+
+def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
+    name = _tensor_name(path)
+    return jnp.asarray(_oriented(checkpoint.tensor(name), path).astype(target.dtype))
+
+
+def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
+    if path[0] != "layers":
+        return _single(checkpoint, path, target)
+    stack = np.empty(target.shape, target.dtype)
+    for index in range(target.shape[0]):
+        name = _tensor_name(("layers", index, *path[1:]))
+        stack[index] = _oriented(checkpoint.tensor(name), path)
+    return jnp.asarray(stack)
+
+
+def _oriented(tensor: np.ndarray, path: Path) -> np.ndarray:
+    """Linear maps are stored `[out, in]` in checkpoints and `[in, out]` here."""
+    return tensor.T if path[-1] == "kernel" else tensor
+
+
+def _tensor_name(path: Path) -> str:
+    """The checkpoint's name: `("layers", 0, "mlp", "up_proj", "kernel")` becomes
+    `model.layers.0.mlp.up_proj.weight`.
+    """
+    if path == ("lm_head",):
+        return "lm_head.weight"
+    parts = path
+    leaf = "bias" if path[-1] == "bias" else "weight"
+    if path[-1] in ("kernel", "bias", "scale"):
+        parts = path[:-1]
+    return ".".join(["model", *map(str, parts), leaf])

@@ -1,0 +1,6 @@
+"""Decides what each step computes. Plain Python, no arrays."""
+
+from jaxpaged.scheduler.plan import Chunk, StepPlan
+from jaxpaged.scheduler.scheduler import Scheduler
+
+__all__ = ["Chunk", "Scheduler", "StepPlan"]

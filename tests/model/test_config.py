@@ -1,0 +1,179 @@
+"""A config.json is honoured or refused by name."""
+
+import logging
+
+import pytest
+
+from jaxpaged.errors import CheckpointError
+from jaxpaged.model.config import ModelConfig, RopeScaling
+
+MINIMAL = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+}
+
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def read(**changes) -> ModelConfig:
+    return ModelConfig.from_hf(MINIMAL | changes, "config.json")
+
+
+def test_absent_keys_take_hugging_face_defaults():
+    config = read()
+    assert config.num_kv_heads == 4
+    assert config.head_dim == 16
+    assert config.rope_theta == 10000.0
+    assert config.rope_scaling is None
+    assert not config.tie_word_embeddings
+    assert not config.attention_bias
+    assert not config.mlp_bias
+
+
+def test_every_honoured_key_arrives():
+    config = read(
+        num_key_value_heads=2,
+        head_dim=32,
+        rope_theta=500000,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (2, 32, 500000.0)
+    assert config.tie_word_embeddings
+    assert config.attention_bias
+    assert config.mlp_bias
+
+
+def test_equal_configs_hash_alike():
+    assert hash(read(rope_scaling={"type": "linear", "factor": 2.0})) == hash(
+        read(rope_parameters={"rope_type": "linear", "factor": 2.0})
+    )
+
+
+@pytest.mark.parametrize("key", sorted(MINIMAL))
+def test_missing_key_is_named_with_its_file(key):
+    config = {name: value for name, value in MINIMAL.items() if name != key}
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key} is missing"):
+        ModelConfig.from_hf(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 0),
+        ("hidden_size", "64"),
+        ("hidden_size", True),
+        ("num_hidden_layers", 2.5),
+        ("vocab_size", 2**40),
+        ("num_key_value_heads", 3),
+        ("head_dim", 15),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", "small"),
+        ("tie_word_embeddings", 1),
+        ("rope_scaling", [1]),
+        ("rope_theta", -1.0),
+    ],
+)
+def test_malformed_value_is_named(key, value):
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key} is .*expected"):
+        read(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_act", "gelu"),
+        ("sliding_window", 4096),
+        ("quantization_config", {"quant_method": "awq"}),
+        ("partial_rotary_factor", 0.5),
+        ("attn_logit_softcapping", 50.0),
+        ("num_local_experts", 8),
+        ("auto_map", {"AutoModelForCausalLM": "modeling.py"}),
+        ("logits_scaling", 8.0),
+    ],
+)
+def test_behaviour_that_a_llama_lacks_is_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=rf"^config\.json: {key} is .* not supported"):
+        read(**{key: value})
+
+
+def test_keys_without_effect_pass_and_unknown_ones_are_logged(caplog):
+    with caplog.at_level(logging.WARNING):
+        read(hidden_act="silu", sliding_window=None, torch_dtype="bfloat16", use_cache=True)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        read(made_by="somebody")
+    assert "made_by" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+        {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+        {"model_type": "bert"},
+    ],
+)
+def test_other_architecture_is_named_with_what_is_supported(changes):
+    with pytest.raises(CheckpointError, match="not supported; supported is model_type 'llama'"):
+        read(**changes)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_rope_scaling_in_both_spellings(key, type_key):
+    linear = read(**{key: {type_key: "linear", "factor": 4.0}})
+    assert linear.rope_scaling == RopeScaling(rope_type="linear", factor=4.0)
+    llama3 = read(**{key: {type_key: "llama3", **LLAMA3_ROPE}})
+    assert llama3.rope_scaling == RopeScaling(rope_type="llama3", **LLAMA3_ROPE)
+    assert read(**{key: {type_key: "default"}}).rope_scaling is None
+
+
+def test_rope_theta_inside_rope_parameters_wins():
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    assert read(rope_parameters=rope).rope_theta == 500000.0
+    assert read(rope_parameters=rope, rope_theta=10000.0).rope_theta == 500000.0
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "yarn", "longrope", "su"])
+def test_unknown_rope_type_is_refused_by_name(rope_type):
+    with pytest.raises(CheckpointError, match=rf"rope_scaling: rope_type is '{rope_type}'"):
+        read(rope_scaling={"rope_type": rope_type, "factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "linear"}, "rope_scaling: factor is missing"),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling: low_freq_factor is missing"),
+        ({"rope_type": "linear", "factor": 2.0, "mscale": 1.0}, "mscale is not supported"),
+        (
+            {"rope_type": "llama3"} | LLAMA3_ROPE | {"high_freq_factor": 1.0},
+            "high_freq_factor is 1.0; expected more than low_freq_factor",
+        ),
+    ],
+)
+def test_incomplete_or_unknown_rope_parameters_are_named(rope, message):
+    with pytest.raises(CheckpointError, match=message):
+        read(rope_scaling=rope)
+
+
+def test_two_spellings_that_disagree_are_refused():
+    with pytest.raises(CheckpointError, match=r"rope_scaling is .* the same as rope_parameters"):
+        read(
+            rope_scaling={"type": "linear", "factor": 2.0},
+            rope_parameters={"rope_type": "linear", "factor": 4.0},
+        )

@@ -1,0 +1,105 @@
+"""An engine without a model, for jobs: what it answers and when is the test's choice."""
+
+import time
+from collections.abc import Callable
+
+from jaxpaged.engine.stats import EngineStats
+from jaxpaged.model.tokenizer import Tokenizer
+from jaxpaged.request import Completion, Request
+
+
+class ScriptedEngine:
+    """Completes each request after a number of steps.
+
+    Args:
+        tokenizer: The job's.
+        answer: The completion's text, by the prompt's text.
+        num_steps: After how many steps a request is done.
+        max_model_len: Longer prompts are row errors, as in the real engine.
+        max_num_seqs: Requests that run at once.
+        pause: Seconds a step takes.
+        is_recording: Keep every request in `requests`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        answer: Callable[[str], str] = lambda text: f"[{text}]",
+        num_steps: Callable[[Request], int] = lambda request: 1,
+        max_model_len: int = 4096,
+        max_num_seqs: int = 8,
+        pause: float = 0.0,
+        is_recording: bool = True,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.description = "a scripted engine"
+        self.stats = EngineStats(
+            device="none", dtype="float32", implementation="scripted", num_blocks=8, block_size=4
+        )
+        self.requests: list[Request] = []
+        self._answer = answer
+        self._num_steps = num_steps
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._pause = pause
+        self._is_recording = is_recording
+        self._left: dict[int, int] = {}
+        self._live: dict[int, Request] = {}
+        self.max_unfinished = 0
+
+    def add_request(self, request: Request) -> None:
+        assert request.request_id not in self._live
+        if self._is_recording:
+            self.requests.append(request)
+        self._live[request.request_id] = request
+        self._left[request.request_id] = self._num_steps(request)
+        self.max_unfinished = max(self.max_unfinished, len(self._live))
+
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def num_unfinished(self) -> int:
+        return len(self._live)
+
+    def abort(self) -> list[int]:
+        dropped = list(self._live)
+        self._live.clear()
+        return dropped
+
+    def step(self) -> list[Completion]:
+        if self._pause:
+            time.sleep(self._pause)
+        running = list(self._live)[: self._max_num_seqs]
+        self.stats.steps += 1
+        self.stats.running = len(running)
+        self.stats.waiting = len(self._live) - len(running)
+        done = []
+        for request_id in running:
+            self._left[request_id] -= 1
+            if self._left[request_id] <= 0:
+                done.append(self._complete(self._live.pop(request_id)))
+        return done
+
+    def _complete(self, request: Request) -> Completion:
+        ids = request.prompt_ids
+        if len(ids) >= self._max_model_len:
+            return Completion(
+                request_id=request.request_id,
+                finish_reason="error",
+                prompt_tokens=len(ids),
+                error_code="prompt_too_long",
+                error_message=f"{len(ids)} tokens",
+            )
+        text = self._answer(self.tokenizer.decode(ids))
+        limit = request.params.max_tokens
+        is_cut = limit is not None and len(text) > limit
+        return Completion(
+            request_id=request.request_id,
+            text=text[:limit],
+            token_ids=tuple(range(len(text[:limit]))),
+            finish_reason="length" if is_cut else "stop",
+            stop_reason="max_tokens" if is_cut else "</s>",
+            prompt_tokens=len(ids),
+            seed=request.params.seed or 0,
+        )

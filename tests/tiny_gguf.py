@@ -1,0 +1,124 @@
+"""Writes tiny Llama models as `.gguf` files, from the folders that `tiny` writes."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+
+from jaxpaged.model.checkpoint import open_checkpoint
+
+Metadata = dict[str, Any]
+
+
+def llama_metadata(folder: pathlib.Path) -> Metadata:
+    """The metadata that llama.cpp's converter writes for the model in a folder."""
+    config = open_checkpoint(folder).config
+    return {
+        "general.architecture": "llama",
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.block_count": config.num_layers,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_theta,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.vocab_size": config.vocab_size,
+    }
+
+
+def byte_level_metadata(tokenizer_json: Mapping[str, Any], vocab_size: int) -> Metadata:
+    """The metadata of the byte-level tokenizer that `tiny` writes; its ids 0 to 2 are control."""
+    model = tokenizer_json["model"]
+    tokens = [*model["vocab"], *(f"[PAD{i}]" for i in range(len(model["vocab"]), vocab_size))]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if i < 3 else 1 for i in range(vocab_size)],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def llama_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The folder's tensors as llama.cpp's converter names and orders them."""
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    tensors = {}
+    for name in checkpoint.shapes():
+        value = checkpoint.tensor(name)
+        if ".q_proj." in name:
+            value = _permute(value, config.num_heads)
+        if ".k_proj." in name:
+            value = _permute(value, config.num_kv_heads)
+        tensors[_gguf_name(name)] = value
+    return tensors
+
+
+def write_gguf(
+    path: pathlib.Path, metadata: Metadata, tensors: Mapping[str, np.ndarray]
+) -> pathlib.Path:
+    """A new `.gguf` file; returns it. Floats are written as float32, whole numbers as uint32."""
+    writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
+    adders = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
+    for key, value in metadata.items():
+        if key != "general.architecture":
+            adders[type(value)](key, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_STEMS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    if not name.startswith("model.layers."):
+        stems = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+        stem, _, kind = name.rpartition(".")
+        return f"{stems.get(stem, 'output')}.{kind}"
+    _, _, layer, stem = name.split(".", 3)
+    stem, _, kind = stem.rpartition(".")
+    return f"blk.{layer}.{_STEMS[stem]}.{kind}"
+
+
+def _permute(value: np.ndarray, num_heads: int) -> np.ndarray:
+    """Row h*D + i of a head goes to h*D + 2*i for the first half, 2*(i - D/2) + 1 for the other."""
+    width = value.shape[0] // num_heads
+    half = width // 2
+    order = [
+        head * width + (pair if is_first else half + pair)
+        for head in range(num_heads)
+        for pair in range(half)
+        for is_first in (True, False)
+    ]
+    return np.ascontiguousarray(value[order])
