@@ -30,7 +30,8 @@ _OVERRIDE = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Replace a key of the job file, as in sampling.max_tokens=64; may be repeated.",
+    help="Replace a key of the job file, as in sampling.max_tokens=64, as if the file said so: "
+    "the value is YAML, and a relative path is relative to the file. May be repeated.",
 )
 
 

@@ -10,6 +10,9 @@ from jaxpaged.errors import ConfigError
 
 DType = Literal["float32", "bfloat16"]
 
+DEFAULT_MAX_MODEL_LEN = 4096
+"""Of sequences, where neither the job nor the model asks for less."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -18,7 +21,7 @@ class EngineConfig:
     Attributes:
         dtype: Of weights, activations and pool; None takes float32 on CPU and bfloat16 elsewhere.
         max_model_len: Most tokens of a sequence, prompt and completion together; None takes the
-            smaller of the model's own limit and 4096.
+            smaller of the model's own limit and `DEFAULT_MAX_MODEL_LEN`.
         max_num_seqs: Most sequences running at once: the lanes of a decode batch.
         max_num_batched_tokens: Token budget of a step; None takes 512 (at least `max_num_seqs`).
         block_size: Tokens per block of the KV pool.

@@ -5,7 +5,9 @@ import os
 import pathlib
 import platform
 
-PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pyarrow", "jaxpaged")
+import jaxpaged
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pyarrow")
 
 
 def describe() -> dict[str, object]:
@@ -15,18 +17,12 @@ def describe() -> dict[str, object]:
     """
     return {
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "jaxpaged": jaxpaged.__version__,
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(os.getloadavg()[0], 2),
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _cpu_model() -> str:

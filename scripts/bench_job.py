@@ -50,9 +50,9 @@ class Settings:
 def load_workload(path: pathlib.Path | None, limit: int | None, scratch: pathlib.Path) -> pa.Table:
     """The first `limit` rows of the workload at `path`, or of the mixed one, made in `scratch`."""
     if path is None:
-        command = [sys.executable, str(SCRIPTS / "make_workload.py"), "--out", str(scratch)]
+        path = scratch / "mixed.parquet"
+        command = [sys.executable, str(SCRIPTS / "make_workload.py"), "--out", str(path)]
         subprocess.run(command, check=True, stdout=sys.stderr)
-        path = scratch / "w1.parquet"
     table = parquet.read_table(path, columns=["id", "prompt_ids", "max_tokens"])
     return table.slice(0, limit)
 

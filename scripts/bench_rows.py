@@ -7,8 +7,10 @@ own, run through the command line; its resident memory is read from outside whil
     python scripts/bench_rows.py
     python scripts/bench_rows.py --rows 10000 --rows 300000 --layout one-group
 
-Needs Linux (/proc). Baseline: the same job over the fewest rows; a flat job ends where that one
-ends. Prints a table; the last line is one JSON object.
+Needs Linux (/proc). Baseline: the job's own memory when its first part is finished; a flat job has
+the same at half and at its last part, for any number of rows. After that the tail, with fewer rows
+than lanes, may compile one more step: `end` and `peak` then show some tens of MiB that do not
+depend on the number of rows. Prints a table; the last line is one JSON object.
 """
 
 import dataclasses
@@ -57,6 +59,7 @@ class Case:
         layout: "one-group" is one file with a single row group, "many-files" 1,000 rows a file.
         first_mib: Resident memory when the first part was finished: loaded, compiled, running.
         half_mib: The same at half of the rows.
+        last_mib: The same when the last full part was finished.
         end_mib: The last reading before the job ended.
         peak_mib: Highest ever, as the kernel counts it.
         wall_seconds: Whole process, loading and compiling included.
@@ -66,6 +69,7 @@ class Case:
     layout: str
     first_mib: int
     half_mib: int
+    last_mib: int
     end_mib: int
     peak_mib: int
     wall_seconds: float
@@ -155,6 +159,7 @@ def run_case(
         layout=layout,
         first_mib=rss_mib(1),
         half_mib=rss_mib(rows // 2),
+        last_mib=rss_mib(rows // ROWS_PER_PART * ROWS_PER_PART),
         end_mib=samples[-1].rss_bytes // MIB,
         peak_mib=peak_bytes // MIB,
         wall_seconds=round(wall_seconds, 1),
@@ -164,10 +169,10 @@ def run_case(
 def print_cases(cases: list[Case]) -> None:
     """Print a table of resident memory, in MiB."""
     table = Table(title="resident memory, MiB")
-    for name in ("rows", "input", "first part", "half", "end", "peak", "rows/s"):
+    for name in ("rows", "input", "first part", "half", "last part", "end", "peak", "rows/s"):
         table.add_column(name, justify="left" if name == "input" else "right")
     for case in cases:
-        memory = (case.first_mib, case.half_mib, case.end_mib, case.peak_mib)
+        memory = (case.first_mib, case.half_mib, case.last_mib, case.end_mib, case.peak_mib)
         speed = f"{case.rows / case.wall_seconds:,.0f}"
         table.add_row(f"{case.rows:,}", case.layout, *map(str, memory), speed)
     Console(width=100).print(table)

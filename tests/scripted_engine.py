@@ -1,11 +1,29 @@
 """An engine without a model, for jobs: what it answers and when is the test's choice."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 
-from jaxpaged.engine.stats import EngineStats
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request
+
+
+@dataclasses.dataclass(kw_only=True)
+class ScriptedStats:
+    """The counters that a job reads; the real engine's would load JAX."""
+
+    device: str = "none"
+    dtype: str = "float32"
+    implementation: str = "scripted"
+    num_blocks: int = 8
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    steps: int = 0
 
 
 class ScriptedEngine:
@@ -34,9 +52,7 @@ class ScriptedEngine:
     ) -> None:
         self.tokenizer = tokenizer
         self.description = "a scripted engine"
-        self.stats = EngineStats(
-            device="none", dtype="float32", implementation="scripted", num_blocks=8, block_size=4
-        )
+        self.stats = ScriptedStats()
         self.requests: list[Request] = []
         self._answer = answer
         self._num_steps = num_steps
@@ -65,6 +81,7 @@ class ScriptedEngine:
     def abort(self) -> list[int]:
         dropped = list(self._live)
         self._live.clear()
+        self._left.clear()
         return dropped
 
     def step(self) -> list[Completion]:
@@ -78,6 +95,7 @@ class ScriptedEngine:
         for request_id in running:
             self._left[request_id] -= 1
             if self._left[request_id] <= 0:
+                del self._left[request_id]
                 done.append(self._complete(self._live.pop(request_id)))
         return done
 

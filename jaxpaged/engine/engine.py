@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
-from jaxpaged.config import EngineConfig
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from jaxpaged.engine import memory, stopping
 from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import batch_shapes
@@ -29,7 +29,6 @@ from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request, SamplingParams
 from jaxpaged.scheduler import Scheduler, StepPlan
 
-DEFAULT_MAX_MODEL_LEN = 4096
 DEFAULT_TOKEN_BUDGET = 512
 
 
@@ -64,9 +63,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
             seed=config.seed,
         )
-        token_budget = max(
-            config.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET, config.max_num_seqs
-        )
+        token_budget = _token_budget(config)
         self._scheduler = Scheduler(
             BlockManager(num_blocks, block_size, watermark=config.watermark),
             max_num_seqs=config.max_num_seqs,
@@ -104,6 +101,7 @@ class Engine:
         checkpoint = open_checkpoint(locate(str(model)))
         is_cpu = jax.default_backend() == "cpu"
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
+        memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
             checkpoint, dtype=jnp.dtype(dtype), layer_loop="scan" if is_cpu else "unrolled"
         )
@@ -164,6 +162,7 @@ class Engine:
         completions, self._rejected = self._rejected, []
         plan = self._scheduler.schedule()
         if plan.is_empty:
+            assert not self._generations, f"{len(self._generations)} requests can never run"
             return completions
         self._observe(plan)
         result = self._runner.execute(plan)
@@ -247,12 +246,12 @@ class Engine:
         num_sampled = sum(chunk.samples for chunk in plan.chunks)
         stats.steps += 1
         stats.sampled_tokens += num_sampled
-        stats.decode_tokens += len(plan.decodes)
-        stats.prefill_tokens += plan.num_tokens - len(plan.decodes)
         stats.padding_tokens += num_padding
         if plan.prefills:
+            stats.prefill_tokens += plan.num_tokens
             stats.prefill_seconds += seconds
         else:
+            stats.decode_tokens += plan.num_tokens
             stats.decode_seconds += seconds
         compiled = self._runner.compile_seconds - stats.compile_seconds
         if self._step_ended is not None:
@@ -263,6 +262,17 @@ class Engine:
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds
         self.stats.executables = self._runner.num_executables
+
+
+def _token_budget(config: EngineConfig) -> int:
+    if config.max_num_batched_tokens is None:
+        return max(DEFAULT_TOKEN_BUDGET, config.max_num_seqs)
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens is {config.max_num_batched_tokens}: a step could not "
+            f"decode {config.max_num_seqs} sequences; raise it or lower engine.max_num_seqs"
+        )
+    return config.max_num_batched_tokens
 
 
 def _max_model_len(config: EngineConfig, model: Llama) -> int:

@@ -1,11 +1,14 @@
 """How much memory there is, and how many blocks of the KV pool that makes."""
 
+import collections.abc
+import math
 import pathlib
 
 import jax
+import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.config import EngineConfig
+from jaxpaged.config import DType, EngineConfig
 from jaxpaged.errors import CapacityError
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
@@ -49,6 +52,27 @@ def available_host_bytes(meminfo: pathlib.Path, cgroup: pathlib.Path) -> int:
             cached = _stat(cgroup / stat_file, "inactive_file")
             available = min(available, limit - usage + cached)
     return max(0, available)
+
+
+def check_weights(
+    shapes: collections.abc.Mapping[str, tuple[int, ...]], *, dtype: DType, available: int
+) -> None:
+    """Refuses weights that cannot fit, before any of them is read.
+
+    Args:
+        shapes: Of every tensor.
+        dtype: They are loaded as.
+        available: Bytes free on the device.
+
+    Raises:
+        CapacityError: They need more than there is.
+    """
+    needed = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
+    if needed > available:
+        raise CapacityError(
+            f"the weights need {_gib(needed)} in {dtype}, {_gib(available)} are available; free "
+            "memory, use a smaller model" + (", or engine.dtype bfloat16" * (dtype == "float32"))
+        )
 
 
 def resolve_capacity(

@@ -14,8 +14,9 @@ class EngineStats:
         num_blocks: Blocks of the pool.
         block_size: Tokens per block.
         steps: Steps run.
-        prefill_tokens: Tokens computed in chunks of several, recomputed ones included.
-        decode_tokens: Tokens computed one at a time.
+        prefill_tokens: Tokens computed in steps that had a prefill in them, decodes that rode
+            along and recomputed tokens included.
+        decode_tokens: Tokens computed in steps that only decoded.
         sampled_tokens: Tokens sampled.
         padding_tokens: Token positions computed only to fill a bucket.
         prefill_seconds: Device time of steps that had a prefill in them.

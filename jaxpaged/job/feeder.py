@@ -160,9 +160,9 @@ class Feeder:
         return _Pending(
             num_prompt_tokens=len(prompt.ids),
             prompt_sha256=prompt.sha256,
-            prompt=prompt.text if self._output.prompt else None,
+            prompt=self._builder.text(prompt) if self._output.prompt else None,
             place=place,
-            preview=prompt.preview if is_sample else None,
+            preview=self._builder.preview(prompt) if is_sample else None,
         )
 
     def _result(self, completion: Completion, pending: _Pending) -> RowResult:

@@ -71,8 +71,8 @@ def _clash(source: pathlib.Path, pattern: str | None, output: pathlib.Path) -> s
 
 def _expand(path: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
     """The folder that names of `path` are relative to, and the files `path` means."""
-    folder, pattern = _split_glob(path)
     try:
+        folder, pattern = _split_glob(path)
         if pattern is not None:
             files = [file for file in folder.glob(pattern) if _is_visible_file(file, folder)]
             problem = "no file matches"

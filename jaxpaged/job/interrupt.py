@@ -10,7 +10,7 @@ import socket
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from jaxpaged.errors import JobError
 
@@ -49,7 +49,7 @@ class StopRequest:
         """Whether a signal came."""
         return self._received.is_set()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopRequest":
         self._old_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._old_handlers = [(number, signal.signal(number, _do_nothing)) for number in _SIGNALS]
         self._thread.start()

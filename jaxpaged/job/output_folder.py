@@ -20,7 +20,7 @@ import pathlib
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Self
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +28,9 @@ import pyarrow.parquet as pq
 from jaxpaged.errors import ConfigError, IdentityError, JobError, OutputConflictError
 from jaxpaged.job import identity
 from jaxpaged.job.units import Units
+
+REPORT = "_jaxpaged/report.json"
+"""Where the report lies in the folder; a visible name would break readers of the folder."""
 
 _OURS = "_jaxpaged"
 _SUCCESS = "_SUCCESS"
@@ -64,7 +67,7 @@ def is_finished(path: pathlib.Path, job: Mapping[str, object], units: Units) -> 
 
 def read_report(path: pathlib.Path) -> dict[str, object] | None:
     """The report of the last run in the folder; None if there is none that can be read."""
-    return _read_json(path / _OURS / "report.json")
+    return _read_json(path / REPORT)
 
 
 class OutputFolder:
@@ -95,7 +98,7 @@ class OutputFolder:
         except OSError as error:
             raise ConfigError(f"output.path: cannot write to {path}: {error.strerror}") from None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "OutputFolder":
         self._clear_tmp()
         return self
 
@@ -155,7 +158,7 @@ class OutputFolder:
 
     def write_report(self, report: Mapping[str, object]) -> None:
         """Replaces the report."""
-        self._replace(self.path / _OURS / "report.json", report)
+        self._replace(self.path / REPORT, report)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Marks the job as finished: the last thing that is written."""
@@ -174,8 +177,9 @@ class OutputFolder:
         _flush(path.parent)
 
     def _clear_tmp(self) -> None:
-        for path in self._tmp.iterdir():
-            path.unlink()
+        # Finds nothing, rather than fail, if the folder was deleted under a running job.
+        for path in self._tmp.glob("*"):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from jaxpaged.job.writer import PartWriter
 _FEED_FACTOR = 3
 _SLICE_ROWS = 4096
 _WINDOW_ROWS = 4 * _SLICE_ROWS
-_WINDOW_BYTES = 256 * 1024 * 1024
+_WINDOW_BYTES = 128 * 1024 * 1024
 
 
 class Pipeline:
@@ -156,7 +156,7 @@ def check_errors(job: PlannedJob, num_errors: int, examples: Sequence[str]) -> N
     limit = job.spec.error_limit(job.inputs.num_rows)
     if limit is not None and num_errors > limit:
         raise TooManyRowErrors(
-            f"{num_errors:,} rows failed, but max_errors allows {limit:,}; for example "
+            f"{num_errors:,} row errors, more than max_errors allows ({limit:,}); for example "
             f"{'; '.join(examples)}\nFinished parts are kept in {job.output}; correct the input or "
             "raise max_errors, then run the job again"
         )

@@ -39,8 +39,8 @@ def plan(spec: JobSpec) -> PlannedJob:
         InputSchemaError: The input is missing, broken, or not what the job needs.
     """
     output = pathlib.Path(spec.output.path)
-    input_files.check_output_apart(spec.input.path, output)
     inputs = input_plan.plan(spec.input.path)
+    input_files.check_output_apart(spec.input.path, output)
     return PlannedJob(
         spec=spec,
         output=output,

@@ -137,6 +137,7 @@ class BarProgress:
             rich.progress.TextColumn("{task.fields[state]}"),
             console=console,
             transient=True,
+            refresh_per_second=4,
         )
         self._console = console
         self._total = 0

@@ -59,8 +59,13 @@ class PromptTemplate:
         self._protect = protect
         self._unprotect = unprotect
         environment = self._environment()
+        known = {name: environment.globals[name] for name in _GLOBALS}
         try:
+            # Without built-in names, so that a column may be named like one.
+            environment.globals.clear()
             tree = environment.parse(source)
+            self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
+            environment.globals.update(known)
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{key}: line {error.lineno} of the template: {error}") from None
@@ -68,7 +73,6 @@ class PromptTemplate:
             raise ConfigError(f"{key}: the template is malformed: {error}") from None
         if list(jinja2.meta.find_referenced_templates(tree)):
             raise ConfigError(f"{key}: include, import and extends are not available in a job file")
-        self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
 
     @staticmethod
     def is_builtin(name: str) -> bool:
@@ -107,9 +111,6 @@ class PromptTemplate:
             keep_trailing_newline=True,
             finalize=self._finalize,
         )
-        known = {name: environment.globals[name] for name in _GLOBALS}
-        environment.globals.clear()
-        environment.globals.update(known)
         # A prompt is a function of its row.
         del environment.filters["random"]
         environment.filters["tojson"] = _tojson

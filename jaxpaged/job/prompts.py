@@ -6,48 +6,21 @@ A row at fault is told from a good one by `RowFault`. Knows nothing of files, un
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import messages
 from jaxpaged.job.prompt_template import PromptTemplate
+from jaxpaged.job.prompt_tokenizer import PromptTokenizer
 from jaxpaged.job.row_fault import RowFault
 from jaxpaged.job.sections import InputSpec, SamplingColumns
 from jaxpaged.job.spec import JobSpec
-from jaxpaged.model.chat_template import ChatTemplate, TemplateError
+from jaxpaged.model.chat_template import TemplateError
 from jaxpaged.request import SamplingParams
 
 _PREVIEW_CHARS = 160
-
-
-@runtime_checkable
-class PromptTokenizer(Protocol):
-    """What is asked of a tokenizer here; see `jaxpaged.model.tokenizer.Tokenizer`."""
-
-    vocab_size: int
-    chat_template: ChatTemplate | None
-
-    def protect(self, text: str) -> str:
-        """Row text whose literals of special tokens stay text."""
-        ...
-
-    def unprotect(self, text: str) -> str:
-        """The text without the marks of `protect`."""
-        ...
-
-    def has_special_text(self, text: str) -> bool:
-        """Whether the literal of a special token occurs."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +30,15 @@ class Prompt:
     Attributes:
         ids: The token ids.
         params: How to sample, the row's own parameters in place.
-        text: What was tokenized, or what the ids say.
-        preview: The beginning of what the row itself asks, for people.
+        rendered: The protected text that was tokenized; None for token ids.
+        question: What the row itself asks, protected, without the chat around it.
         has_special_text: The row holds text that reads like a special token.
     """
 
     ids: tuple[int, ...]
     params: SamplingParams
-    text: str
-    preview: str
+    rendered: str | None
+    question: str | None
     has_special_text: bool
 
     @property
@@ -140,29 +113,39 @@ class PromptBuilder:
             RowFault: The row has no valid prompt or parameters.
         """
         params = self._row_params(cells)
-        text, preview = self._text(cells)
-        if text is None:
+        rendered, question = self._text(cells)
+        if rendered is None:
             ids = self._given_ids(cells[self._prompt_columns[0]])
-            text = self._tokenizer.decode(ids, skip_special_tokens=False)
         else:
-            self._check_bytes(text)
-            ids = tuple(self._tokenizer.encode(text))
-            text = self._tokenizer.unprotect(text)
+            self._check_bytes(rendered)
+            ids = tuple(self._tokenizer.encode(rendered))
         if not ids:
             raise RowFault("empty_prompt", "the prompt has no tokens")
         return Prompt(
             ids=ids,
             params=params,
-            text=text,
-            preview=self._tokenizer.unprotect(preview)[:_PREVIEW_CHARS] or text[:_PREVIEW_CHARS],
+            rendered=rendered,
+            question=question,
             has_special_text=any(
                 _any_text(cells[name], self._tokenizer.has_special_text)
                 for name in self._prompt_columns
             ),
         )
 
-    def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str]:
-        """The protected text to tokenize, and what to preview; no text for token ids."""
+    def text(self, prompt: Prompt) -> str:
+        """What was tokenized, or what the given ids say."""
+        if prompt.rendered is None:
+            return self._tokenizer.decode(prompt.ids, skip_special_tokens=False)
+        return self._tokenizer.unprotect(prompt.rendered)
+
+    def preview(self, prompt: Prompt) -> str:
+        """The beginning of what the row asks, for people."""
+        if prompt.question is None:
+            return self.text(prompt)[:_PREVIEW_CHARS]
+        return self._tokenizer.unprotect(prompt.question[:_PREVIEW_CHARS])
+
+    def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str | None]:
+        """The protected text to tokenize and the question in it; neither for token ids."""
         source = self._input.prompt_source
         if source == "prompt":
             text = self._templates[0].render(cells)
@@ -178,7 +161,7 @@ class PromptBuilder:
         if source == "messages_column":
             return self._chat(_map_text(messages.parse(cell), self._protect))
         if source == "prompt_ids_column":
-            return None, ""
+            return None, None
         if not isinstance(cell, str):
             raise RowFault("bad_type", f"column {self._prompt_columns[0]!r} is not text")
         text = self._protect(cell)

@@ -25,7 +25,9 @@ _FIXED_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "
 _OFFSET_BYTES = 8
 
 
-def read(plan: InputPlan, columns: Sequence[str], units: Iterable[Unit]) -> Generator[RowBatch]:
+def read(
+    plan: InputPlan, columns: Sequence[str], units: Iterable[Unit]
+) -> Generator[RowBatch, None, None]:
     """The rows of the units, in order.
 
     Args:

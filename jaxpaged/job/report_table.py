@@ -1,15 +1,16 @@
 """A report as a table on the terminal, with some completions to look at."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
+from jaxpaged.job import output_folder
 from jaxpaged.job.feeder import Sample
 from jaxpaged.job.report import JobReport
-from jaxpaged.job.tally import MetricScore
+from jaxpaged.job.tally import MetricScore, ScoreCount
 
 _MAX_CHARS = 100
 _MAX_GROUPS = 20
@@ -27,6 +28,8 @@ def show(report: JobReport, console: rich.console.Console) -> None:
     for name, value in _lines(report):
         table.add_row(rich.text.Text(name), rich.text.Text(value))
     console.print(table)
+    if report.scores:
+        console.print(_score_table(report.scores))
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -61,9 +64,8 @@ def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{output.prompt_tokens:,} in, {output.completion_tokens:,} out"
     yield from _speed(report)
     yield "cut at a limit", f"{output.truncated_share:.1%} of the rows"
-    for score in report.scores:
-        yield from _score(score)
     yield "output", output.path
+    yield "report", f"{output.path}/{output_folder.REPORT}"
 
 
 def _speed(report: JobReport) -> Iterator[tuple[str, str]]:
@@ -75,19 +77,29 @@ def _speed(report: JobReport) -> Iterator[tuple[str, str]]:
     known = [f"{phase} {speed:,.0f}" for phase, speed in speeds if speed is not None]
     if known:
         yield "tokens/s", ", ".join(known)
-    yield "time", f"{run.seconds:,.1f} s, after {run.load_seconds:,.1f} s to load the model"
+    compiling = run.engine.get("compile_seconds")
+    inside = "" if compiling is None else f" ({compiling:,.1f} s of it to compile)"
+    yield "time", f"{run.seconds:,.1f} s{inside}, after {run.load_seconds:,.1f} s to load the model"
     if run.engine:
         names = ("device", "dtype", "implementation")
         yield "engine", ", ".join(str(run.engine[name]) for name in names if name in run.engine)
 
 
-def _score(score: MetricScore) -> Iterator[tuple[str, str]]:
-    counts = [
-        (score.metric, score.overall),
-        *((f"  {plain(k, 40)}", v) for k, v in score.by.items()),
-    ]
-    for name, count in counts[: _MAX_GROUPS + 1]:
-        share = "not scored" if count.mean is None else f"{count.mean:.1%}"
-        yield name, f"{share} ({count.correct:,} of {count.scored:,})"
-    if len(counts) > _MAX_GROUPS + 1:
-        yield "  ...", f"{len(counts) - _MAX_GROUPS - 1} more in the report"
+def _score_table(scores: Sequence[MetricScore]) -> rich.table.Table:
+    """A column for each metric; a row for all, then one for each group."""
+    table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
+    for title in ("score", *(score.metric for score in scores)):
+        table.add_column(title, no_wrap=True)
+    table.add_row("all rows", *(_share(score.overall) for score in scores))
+    groups = list(scores[0].by)
+    for group in groups[:_MAX_GROUPS]:
+        counts = (_share(score.by[group]) for score in scores)
+        table.add_row(rich.text.Text(plain(group, 40)), *counts)
+    if len(groups) > _MAX_GROUPS:
+        table.add_row(f"... {len(groups) - _MAX_GROUPS} more in the report")
+    return table
+
+
+def _share(count: ScoreCount) -> str:
+    share = "not scored" if count.mean is None else f"{count.mean:.1%}"
+    return f"{share} ({count.correct:,} of {count.scored:,})"

@@ -41,7 +41,7 @@ def run_job(
 
     Args:
         spec: The job.
-        engine: Completes the prompts; None loads the job's model.
+        engine: Completes the prompts, with its own model, sizes and seed; None loads the job's.
         progress: Is told how far the job is; None shows nothing.
         should_stop: Asked before every step; true ends the job early, keeping finished parts.
 

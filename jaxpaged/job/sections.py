@@ -4,7 +4,7 @@ Ranges of numbers live in `SamplingParams` and `EngineConfig`; here they are onl
 nothing of the files the paths lead to.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -19,6 +19,9 @@ MetricName = Literal["exact_match", "contains", "numeric_match", "regex_match"]
 _Texts = Annotated[tuple[str, ...], Field(strict=False)]
 _TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
 _Metrics = Annotated[tuple[MetricName, ...], Field(strict=False)]
+
+# pydantic.ValidationInfo, but for the tests' run-time type checks: it is a protocol they refuse.
+_FieldInfo = Any
 
 PROMPT_SOURCES = ("prompt", "prompt_column", "prompt_ids_column", "messages", "messages_column")
 """The keys of `input` of which a job has exactly one."""
@@ -100,7 +103,7 @@ class InputSpec(Section):
         return None if value is None else _unique(value)
 
     @pydantic.model_validator(mode="after")
-    def _one_prompt_source(self) -> Self:
+    def _one_prompt_source(self) -> "InputSpec":
         found = [name for name in PROMPT_SOURCES if getattr(self, name) is not None]
         if len(found) != 1:
             raise ValueError(
@@ -174,11 +177,11 @@ class SamplingSpec(Section):
 
     @pydantic.field_validator("*")
     @classmethod
-    def _check_range(cls, value: object, info: pydantic.ValidationInfo) -> object:
+    def _check_range(cls, value: object, info: _FieldInfo) -> object:
         return _check_by(SamplingParams, value, info.field_name)
 
     @pydantic.model_validator(mode="after")
-    def _check_min_tokens(self) -> Self:
+    def _check_min_tokens(self) -> "SamplingSpec":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         return self
@@ -197,7 +200,7 @@ class EngineSpec(Section):
 
     @pydantic.field_validator("*")
     @classmethod
-    def _check_range(cls, value: object, info: pydantic.ValidationInfo) -> object:
+    def _check_range(cls, value: object, info: _FieldInfo) -> object:
         return _check_by(EngineConfig, value, info.field_name)
 
 

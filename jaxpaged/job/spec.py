@@ -6,7 +6,6 @@ Knows nothing of the files the paths lead to.
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import pydantic
 from pydantic import Field
@@ -56,7 +55,7 @@ class JobSpec(Section):
         raise ValueError(f'expected a number of rows or a share such as "5%", found {value!r}')
 
     @classmethod
-    def from_file(cls, path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Self:
+    def from_file(cls, path: str | pathlib.Path, overrides: Sequence[str] = ()) -> "JobSpec":
         """The job in a YAML file; its relative paths are relative to the file's folder.
 
         Args:
@@ -73,7 +72,7 @@ class JobSpec(Section):
         return cls._build(job.value, str(path), path.parent, job.places)
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, object], base: pathlib.Path | None = None) -> Self:
+    def from_dict(cls, value: Mapping[str, object], base: pathlib.Path | None = None) -> "JobSpec":
         """The job in a dict shaped like a job file; relative paths are relative to `base`.
 
         Raises:
@@ -88,7 +87,7 @@ class JobSpec(Section):
         where: str,
         base: pathlib.Path,
         places: Mapping[tuple[str | int, ...], str],
-    ) -> Self:
+    ) -> "JobSpec":
         try:
             spec = cls.model_validate(value)
         except pydantic.ValidationError as error:
@@ -97,7 +96,7 @@ class JobSpec(Section):
             raise ConfigError(message) from None
         return spec._with_base(base)
 
-    def _with_base(self, base: pathlib.Path) -> Self:
+    def _with_base(self, base: pathlib.Path) -> "JobSpec":
         base = base.resolve()
 
         def absolute(path: str) -> str:

@@ -45,9 +45,16 @@ def _apply(job: dict[str, object], places: dict[KeyPath, str], override: str) ->
         if not isinstance(child, dict):
             raise ConfigError(f"{where}: {'.'.join(sections[:depth])} has no keys inside")
         target = child
-    value = yaml_file.parse(text, where)
+    value = _parse(text, where)
     target[last] = value.value
     _replace_places(places, tuple(keys), value, where)
+
+
+def _parse(text: str, where: str) -> YamlDocument:
+    """The value as YAML, but for a template: nothing else begins with doubled braces."""
+    if text.lstrip().startswith(("{{", "{%")):
+        return YamlDocument(value=text, places={})
+    return yaml_file.parse(text, where)
 
 
 def _replace_places(

@@ -15,6 +15,7 @@ from jaxpaged.job.sections import EvalSpec
 
 MAX_GROUPS = 100
 OTHER_GROUPS = "(other)"
+NULL_GROUP = "(null)"
 
 _MAX_EXAMPLES = 3
 
@@ -168,7 +169,7 @@ class Tally:
 
     def _group(self, value: object) -> str:
         """The name a value is counted under; beyond `MAX_GROUPS` names all are one."""
-        name = str(value)
+        name = NULL_GROUP if value is None else str(value)
         if name not in self._groups and len(self._groups) >= MAX_GROUPS:
             name = OTHER_GROUPS
         self._groups.add(name)

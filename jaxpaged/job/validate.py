@@ -10,6 +10,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN
 from jaxpaged.errors import JaxPagedError
 from jaxpaged.job import output_folder, planned_job, reader
 from jaxpaged.job.planned_job import PlannedJob
@@ -20,9 +21,6 @@ from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Unit
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
 from jaxpaged.model.source import locate
-
-# The engine's own default, which cannot be asked without loading JAX.
-_DEFAULT_MAX_MODEL_LEN = 4096
 
 _SHOWN_CHARS = 2000
 
@@ -112,7 +110,7 @@ def show(validation: Validation, console: rich.console.Console) -> None:
 
 def _max_model_len(spec: JobSpec, checkpoint: Checkpoint) -> int:
     limit = checkpoint.config.max_position_embeddings
-    return spec.engine.max_model_len or min(limit, _DEFAULT_MAX_MODEL_LEN)
+    return spec.engine.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
 
 
 def _preview(row: Row, builder: PromptBuilder, max_model_len: int) -> PromptPreview:
@@ -128,7 +126,7 @@ def _preview(row: Row, builder: PromptBuilder, max_model_len: int) -> PromptPrev
             f"{max_model_len:,}"
         )
     return PromptPreview(
-        row=row.place, text=prompt.text, num_tokens=len(prompt.ids), problem=problem
+        row=row.place, text=builder.text(prompt), num_tokens=len(prompt.ids), problem=problem
     )
 
 

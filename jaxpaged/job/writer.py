@@ -6,7 +6,6 @@ the folder decides when a part becomes visible.
 
 import contextlib
 import types
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +31,7 @@ class PartWriter:
         self._open: pq.ParquetWriter | None = None
         self._num_written = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "PartWriter":
         return self
 
     def __exit__(

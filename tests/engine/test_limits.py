@@ -5,7 +5,7 @@ import pytest
 from tiny import EOS_ID, byte_id, write_scripted_llama, write_tiny_llama, write_weights
 
 from jaxpaged import Engine, EngineConfig, Request, SamplingParams
-from jaxpaged.engine.memory import available_host_bytes, resolve_capacity
+from jaxpaged.engine.memory import available_host_bytes, check_weights, resolve_capacity
 from jaxpaged.errors import CapacityError, ConfigError
 
 A = byte_id(65)
@@ -161,6 +161,19 @@ def test_pool_that_cannot_fit_names_the_numbers() -> None:
         resolve(num_blocks=626)
     with pytest.raises(CapacityError, match=r"one block of 16384 tokens needs 0\.02 GiB"):
         resolve(block_size=16384)
+
+
+def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:
+    shapes = {"a": (1024, 1024), "b": (1024,)}
+    check_weights(shapes, dtype="float32", available=4 * (1024 * 1024 + 1024))
+    with pytest.raises(CapacityError, match=r"or engine\.dtype bfloat16") as error:
+        check_weights({"a": (2**32,)}, dtype="float32", available=2**30)
+    assert "need 16.00 GiB in float32, 1.00 GiB are available" in str(error.value)
+
+
+def test_a_token_budget_below_the_lanes_is_refused(scripted) -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens is 7: a step could not decode 8"):
+        scripted({}, EngineConfig(max_num_batched_tokens=7, max_num_seqs=8))
 
 
 def test_container_limit_counts_where_it_is_tighter(tmp_path) -> None:

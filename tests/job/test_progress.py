@@ -1,0 +1,99 @@
+import io
+
+import pytest
+import rich.console
+
+from jaxpaged.job.progress import BarProgress, LineProgress, Snapshot, duration
+
+
+def snapshot(rows: int, tokens: int = 0, errors: int = 0) -> Snapshot:
+    return Snapshot(
+        rows=rows,
+        errors=errors,
+        prompt_tokens=2 * tokens,
+        completion_tokens=tokens,
+        running=4,
+        waiting=8,
+        used_blocks=5,
+        num_blocks=20,
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def lines():
+    clock, text = Clock(), io.StringIO()
+    progress = LineProgress(rich.console.Console(file=text, width=40), clock)
+    return clock, text, progress
+
+
+def test_a_line_every_ten_seconds(lines):
+    clock, text, progress = lines
+    progress.begin(total=100, done=0)
+
+    for second in range(31):
+        clock.now = 100.0 + second
+        progress.update(snapshot(rows=second, tokens=10 * second))
+
+    found = text.getvalue().splitlines()
+    assert len(found) == 3
+    assert found[0] == (
+        "10/100 rows (10%), tokens/s 20 in 10 out, 4 running 8 waiting, pool 25%, ETA 0:01:30"
+    )
+
+
+def test_rows_of_earlier_runs_are_told_apart(lines):
+    _, text, progress = lines
+
+    progress.begin(total=100, done=40)
+    progress.note("[bold] is not markup")
+
+    assert text.getvalue().splitlines() == [
+        "40 of 100 rows are already finished",
+        "[bold] is not markup",
+    ]
+
+
+def test_the_time_left_comes_from_the_last_minute(lines):
+    clock, text, progress = lines
+    progress.begin(total=1000, done=0)
+    # A slow start, then one row a second.
+    progress.update(snapshot(rows=0))
+    for second in range(200, 300):
+        clock.now = 100.0 + second
+        progress.update(snapshot(rows=second - 199, errors=3))
+
+    last = text.getvalue().splitlines()[-1]
+    assert "3 errors" in last
+    assert "ETA 0:15:0" in last
+
+
+def test_a_bar_shows_the_state_and_goes_away():
+    text = io.StringIO()
+    console = rich.console.Console(file=text, width=120, force_terminal=True)
+    progress = BarProgress(console)
+
+    progress.begin(total=100, done=40)
+    progress.note("the pool")
+    progress.update(snapshot(rows=50, errors=2))
+    progress._bar.refresh()
+    progress.end()
+
+    assert "the pool" in text.getvalue()
+    assert "50/100 rows" in text.getvalue()
+    assert "4 running 8 waiting, pool 25%, 2 errors" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0:00:00"), (59.6, "0:01:00"), (3661.0, "1:01:01"), (-1.0, "0:00:00")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

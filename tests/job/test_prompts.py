@@ -1,0 +1,246 @@
+import dataclasses
+import hashlib
+import json
+import struct
+
+import pytest
+from tiny import BOS_ID, EOS_ID, byte_id
+
+from jaxpaged.errors import ConfigError
+from jaxpaged.job.prompts import PromptBuilder
+from jaxpaged.job.row_fault import RowFault
+from jaxpaged.request import SamplingParams
+
+CHATML = (
+    "{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built:
+    """A prompt and what its builder says about it."""
+
+    ids: tuple[int, ...]
+    params: SamplingParams
+    sha256: str
+    has_special_text: bool
+    text: str
+    preview: str
+
+
+@pytest.fixture
+def build(make_spec, tokenizer):
+    """Builds one prompt: the job's sections by name, the row's cells in `cells`."""
+
+    def run(cells, tokenizer=tokenizer, **sections):
+        spec = make_spec(**sections)
+        builder = PromptBuilder(spec, tokenizer, list(cells))
+        prompt = builder.build(cells)
+        return Built(
+            ids=prompt.ids,
+            params=prompt.params,
+            sha256=prompt.sha256,
+            has_special_text=prompt.has_special_text,
+            text=builder.text(prompt),
+            preview=builder.preview(prompt),
+        )
+
+    return run
+
+
+def ids_of(text: str) -> list[int]:
+    return [byte_id(byte) for byte in text.encode()]
+
+
+def test_a_text_prompt_is_encoded_as_it_is(build):
+    prompt = build({"q": " hé\n"}, input={"prompt_column": "q"})
+
+    assert list(prompt.ids) == [BOS_ID, *ids_of(" hé\n")]
+    assert prompt.text == " hé\n"
+    assert prompt.params == SamplingParams()
+    assert not prompt.has_special_text
+
+
+def test_the_digest_is_of_the_token_ids(build):
+    prompt = build({"q": "a"}, input={"prompt_column": "q"})
+
+    data = struct.pack("<2i", BOS_ID, byte_id(ord("a")))
+    assert prompt.sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_every_spelling_of_a_chat_gives_the_same_prompt(build):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with_nulls = [message | {"name": None} for message in chat]
+    spellings = [chat, with_nulls, json.dumps(chat), json.dumps(chat, indent=2)]
+
+    found = {build({"c": c}, input={"messages_column": "c"}).ids for c in spellings}
+
+    assert len(found) == 1
+    spec = {
+        "messages": [{"role": "user", "content": "{{ x }}"}, {"role": "assistant", "content": "b"}]
+    }
+    assert build({"x": "a"}, input=spec).ids in found
+    assert build({"c": chat}, input={"messages_column": "c"}).preview == "b"
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+@pytest.mark.parametrize(
+    "template", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"]
+)
+def test_there_is_one_bos_at_most(build, make_tokenizer, adds_bos, template):
+    tokenizer = make_tokenizer(add_bos=adds_bos, chat_template=template)
+
+    chat = build(
+        {"c": '[{"role": "user", "content": "a"}]'}, tokenizer, input={"messages_column": "c"}
+    )
+    raw = build({"q": "a"}, tokenizer, input={"prompt_column": "q"})
+    with_bos = build({"q": "a"}, tokenizer, input={"prompt": "<s>{{ q }}"})
+
+    assert chat.ids.count(BOS_ID) == (1 if adds_bos or "bos_token" in template else 0)
+    assert raw.ids.count(BOS_ID) == (1 if adds_bos else 0)
+    assert with_bos.ids.count(BOS_ID) == 1
+
+
+def test_special_tokens_in_row_text_stay_text(build):
+    cells = {"q": "a</s>b<s>", "c": [{"role": "user", "content": "a</s>b"}]}
+
+    for source in ({"prompt_column": "q"}, {"prompt": "{{ q }}"}, {"messages_column": "c"}):
+        prompt = build(cells, input=source)
+        assert EOS_ID not in prompt.ids
+        assert prompt.ids.count(BOS_ID) == 1
+        assert "a</s>b" in prompt.text
+        assert prompt.has_special_text
+
+
+def test_special_tokens_cannot_be_put_together_from_two_cells(build):
+    prompt = build({"a": "x<", "b": "/s>y"}, input={"prompt": "{{ a }}{{ b }}"})
+
+    assert EOS_ID not in prompt.ids
+    assert prompt.text == "x</s>y"
+
+
+def test_special_tokens_in_row_text_count_when_they_are_allowed(build):
+    prompt = build({"q": "a</s>b"}, input={"prompt_column": "q", "allow_special_tokens": True})
+
+    assert list(prompt.ids) == [BOS_ID, *ids_of("a"), EOS_ID, *ids_of("b")]
+    assert prompt.has_special_text
+
+
+def test_special_tokens_of_the_job_file_count(build):
+    prompt = build({"q": "a"}, input={"prompt": "{{ q }}</s>"})
+
+    assert prompt.ids[-1] == EOS_ID
+    assert not prompt.has_special_text
+
+
+def test_given_ids_are_taken_as_they_are(build):
+    prompt = build({"ids": [5, 6, EOS_ID]}, input={"prompt_ids_column": "ids"})
+
+    assert prompt.ids == (5, 6, EOS_ID)
+    assert prompt.text.endswith("</s>")
+
+
+@pytest.mark.parametrize(
+    ("source", "cell", "fault"),
+    [
+        ({"prompt_column": "x"}, None, "null_prompt: column 'x' is null"),
+        ({"prompt": "{{ x }}"}, None, "null_prompt"),
+        ({"messages": [{"role": "user", "content": "{{ x }}"}]}, None, "null_prompt"),
+        ({"messages_column": "x"}, None, "null_prompt"),
+        ({"messages_column": "x"}, "null", "null_prompt"),
+        ({"messages_column": "x"}, [None], "null_prompt: message 1 is null"),
+        ({"messages_column": "x"}, [{"role": "user", "content": None}], "null_prompt: the content"),
+        ({"messages_column": "x"}, '[{"role": "user"}]', "null_prompt: the content of message 1"),
+        ({"messages_column": "x"}, [{"role": None, "content": "a"}], "bad_type: message 1 has no"),
+        ({"messages_column": "x"}, '[{"content": "a"}]', "bad_type: message 1 has no role"),
+        ({"messages_column": "x"}, "hello", "bad_type: the chat is text but not JSON at char"),
+        ({"messages_column": "x"}, "[" * 100_000, "bad_type: the chat is text but not JSON"),
+        ({"messages_column": "x"}, '{"role": "user"}', "bad_type: expected a list of messages"),
+        ({"messages_column": "x"}, '["a"]', "bad_type: message 1: expected role and content"),
+        ({"messages_column": "x"}, '[{"role": "u", "content": [1]}]', "bad_type: content of"),
+        ({"messages_column": "x"}, '[{"role": 1, "content": "a"}]', "bad_type: role of message 1"),
+        ({"messages_column": "x"}, [], "empty_prompt: the chat has no messages"),
+        ({"messages_column": "x"}, r'[{"role": "u", "content": "\ud800"}]', "invalid_utf8"),
+        ({"prompt_ids_column": "x"}, None, "null_prompt"),
+        ({"prompt_ids_column": "x"}, [1, None], "null_prompt: column 'x' has a null among"),
+        ({"prompt_ids_column": "x"}, [272], "bad_type: .*token id 272 is not in the vocabulary"),
+        ({"prompt_ids_column": "x"}, [-1], "bad_type: .*token id -1 is not in the vocabulary"),
+        ({"prompt_ids_column": "x"}, [], "empty_prompt"),
+        (
+            {"prompt_column": "x", "max_prompt_bytes": 9},
+            "é" * 5,
+            "prompt_too_long: the prompt has 10",
+        ),
+    ],
+)
+def test_a_row_at_fault_has_its_code(build, source, cell, fault):
+    with pytest.raises(RowFault, match=fault):
+        build({"x": cell}, input=source)
+
+
+def test_an_empty_prompt_runs_on_its_bos_alone(build, make_tokenizer):
+    assert build({"q": ""}, input={"prompt_column": "q"}).ids == (BOS_ID,)
+    without = make_tokenizer(add_bos=False)
+    with pytest.raises(RowFault, match="empty_prompt: the prompt has no tokens"):
+        build({"q": ""}, without, input={"prompt_column": "q"})
+    assert list(build({"q": "   "}, without, input={"prompt_column": "q"}).ids) == ids_of("   ")
+
+
+def test_a_template_that_refuses_the_messages_is_quoted(build, make_tokenizer):
+    tokenizer = make_tokenizer(chat_template=CHATML)
+    good = [{"role": "user", "content": "a"}]
+    refused = [{"role": "system", "content": "secret"}, *good]
+
+    assert build({"c": good}, tokenizer, input={"messages_column": "c"}).ids
+    with pytest.raises(RowFault, match=r"template_error: .*System role not supported") as caught:
+        build({"c": refused}, tokenizer, input={"messages_column": "c"})
+    assert "secret" not in caught.value.reason
+
+
+def test_a_chat_needs_a_chat_template(build, make_tokenizer):
+    tokenizer = make_tokenizer(chat_template=None)
+
+    with pytest.raises(ConfigError, match=r"input.messages_column: the model has no chat template"):
+        build({"c": "[]"}, tokenizer, input={"messages_column": "c"})
+
+
+def test_rows_set_their_own_parameters(build):
+    sections = {
+        "input": {"prompt_column": "q"},
+        "sampling": {
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "columns": {"max_tokens": "m", "temperature": "t", "seed": "s"},
+        },
+    }
+
+    own = build({"q": "a", "m": 3, "t": 1.5, "s": 7}, **sections).params
+    default = build({"q": "a", "m": None, "t": None, "s": None}, **sections).params
+
+    assert own == SamplingParams(max_tokens=3, temperature=1.5, seed=7)
+    assert default == SamplingParams(max_tokens=9, temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"m": 0, "t": 1.0}, "max_tokens must be at least 1, got 0"),
+        ({"m": 1, "t": -1.0}, "temperature must be a finite number from 0, got -1.0"),
+        ({"m": 1, "t": float("nan")}, "temperature must be a finite number from 0, got nan"),
+    ],
+)
+def test_parameters_out_of_range_spoil_their_row(build, cells, reason):
+    columns = {"max_tokens": "m", "temperature": "t"}
+
+    with pytest.raises(RowFault, match=f"bad_row_params: {reason}"):
+        build({"q": "a"} | cells, input={"prompt_column": "q"}, sampling={"columns": columns})
+
+
+def test_reasons_are_bounded_and_printable():
+    fault = RowFault("bad_type", "a\x1b[31m" + "x" * 1000)
+
+    assert fault.reason.startswith("a [31mx")
+    assert len(fault.reason) == 303

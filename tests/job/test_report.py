@@ -1,0 +1,112 @@
+import dataclasses
+import io
+import json
+
+import pytest
+import rich.console
+
+from jaxpaged.job import report, report_table
+from jaxpaged.job.feeder import Sample
+from jaxpaged.job.report import JobReport, OutputFacts, RunFacts
+from jaxpaged.job.tally import ErrorCount, MetricScore, RowError, ScoreCount
+
+
+@pytest.fixture
+def full() -> JobReport:
+    return JobReport(
+        state="finished",
+        input_rows=10,
+        output=OutputFacts(
+            path="/out",
+            parts=2,
+            rows=10,
+            finish_reasons={"stop": 5, "length": 3, "error": 2},
+            prompt_tokens=1000,
+            completion_tokens=2000,
+            cached_tokens=0,
+            partial_characters=1,
+        ),
+        errors=(
+            ErrorCount(
+                code="bad_type",
+                count=2,
+                examples=(RowError(file="a", row_group=0, index=3, message="why"),),
+            ),
+        ),
+        scores=(
+            MetricScore(
+                metric="contains",
+                overall=ScoreCount(correct=3, scored=8),
+                by={"x": ScoreCount(correct=0, scored=0)},
+            ),
+        ),
+        run=RunFacts(
+            parts_kept=1,
+            rows=5,
+            load_seconds=1.5,
+            seconds=20.0,
+            engine={
+                "prefill_tokens": 500,
+                "prefill_seconds": 2.0,
+                "decode_tokens": 100,
+                "decode_seconds": 0.0,
+                "device": "cpu",
+                "compile_seconds": 3.0,
+                "host_seconds": float("nan"),
+            },
+        ),
+        warnings=("look here",),
+        job={"seed": 0},
+        versions={"jaxpaged": "1"},
+        samples=(Sample(row="a, row 0", preview="Q\n\x1b[31m", completion="A\x07 " + "x" * 300),),
+    )
+
+
+def test_json_round_trips_without_samples_and_without_nan(full):
+    text = json.dumps(full.to_json(), allow_nan=False)
+
+    again = report.from_json(json.loads(text))
+
+    engine = full.run.engine | {"host_seconds": None}
+    assert again == dataclasses.replace(
+        full, samples=(), run=dataclasses.replace(full.run, engine=engine)
+    )
+    assert json.loads(text)["scores"][0]["overall"]["mean"] == 0.375
+    assert json.loads(text)["scores"][0]["by"]["x"]["mean"] is None
+
+
+@pytest.mark.parametrize("value", [None, {}, [], {"state": "finished"}])
+def test_anything_else_is_no_report(value):
+    assert report.from_json(value) is None
+
+
+def test_speed_is_tokens_over_the_phase_s_own_time(full):
+    assert full.run.tokens_per_second("prefill") == 250.0
+    assert full.run.tokens_per_second("decode") is None
+    assert RunFacts().tokens_per_second("decode") is None
+
+
+def test_the_table_says_everything_on_plain_lines(full):
+    text = io.StringIO()
+
+    report_table.show(full, rich.console.Console(file=text, width=120))
+
+    shown = text.getvalue()
+    for expected in (
+        "10 of 10 (5 in this run)",
+        "bad_type",
+        "2, first in a, row group 0, row 3: why",
+        "1,000 in, 2,000 out",
+        "prefill 250",
+        "20.0 s (3.0 s of it to compile), after 1.5 s to load the model",
+        "30.0% of the rows",
+        "37.5% (3 of 8)",
+        "not scored (0 of 0)",
+        "/out",
+        "warning: look here",
+    ):
+        assert expected in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    [sample] = [line for line in shown.splitlines() if " -> " in line]
+    assert len(sample) < 160

@@ -1,0 +1,241 @@
+import pathlib
+
+import pydantic
+import pytest
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.errors import ConfigError
+from jaxpaged.job import identity, input_plan
+from jaxpaged.job.spec import JobSpec
+from jaxpaged.request import SamplingParams
+
+JOB = """\
+model: pkg://some-model/model.gguf
+input:
+  path: data/rows.parquet
+  prompt_column: question
+output: {path: ../out}
+"""
+
+
+@pytest.fixture
+def write_job(tmp_path):
+    def write(text: str) -> pathlib.Path:
+        path = tmp_path / "jobs" / "job.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_and_its_defaults(write_job, tmp_path):
+    spec = JobSpec.from_file(write_job(JOB))
+
+    assert spec.input.path == (str(tmp_path / "jobs/data/rows.parquet"),)
+    assert spec.output.path == str(tmp_path / "out")
+    assert spec.model == "pkg://some-model/model.gguf"
+    assert spec.input.prompt_source == "prompt_column"
+    assert spec.sampling_params() == SamplingParams()
+    assert spec.engine_config() == EngineConfig()
+    assert spec.error_limit(1000) is None
+    with pytest.raises(pydantic.ValidationError):
+        spec.seed = 1
+
+
+def test_every_value_reaches_the_engine(write_job):
+    job = JOB + (
+        "sampling: {max_tokens: 5, temperature: 1, top_k: 3, top_p: 5e-1, stop: [a, b],\n"
+        "  stop_token_ids: 7, include_stop: true}\n"
+        "engine: {max_model_len: 99, num_blocks: 8, dtype: bfloat16}\n"
+        "seed: 11\n"
+    )
+
+    spec = JobSpec.from_file(write_job(job))
+
+    assert spec.sampling_params() == SamplingParams(
+        max_tokens=5,
+        temperature=1.0,
+        top_k=3,
+        top_p=0.5,
+        stop=("a", "b"),
+        stop_token_ids=(7,),
+        include_stop=True,
+    )
+    assert spec.engine_config() == EngineConfig(
+        max_model_len=99, num_blocks=8, dtype="bfloat16", seed=11
+    )
+
+
+def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
+    spec = JobSpec.from_file(write_job(JOB + "sampling: {stop: null}\nengine:\neval:\n"))
+
+    assert spec.sampling.stop == ()
+    assert spec.eval is None
+    assert JobSpec.from_file(write_job(JOB + "sampling: {stop: []}")).sampling.stop == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "sampling: {max_token: 3}",
+            r":6: sampling.max_token: unknown key; did you mean max_tokens",
+        ),
+        ("max_num_seqs: 3", r"job.yaml:6: max_num_seqs: unknown key; it belongs under engine"),
+        ("zzz: 3", r"job.yaml:6: zzz: unknown key; valid keys here: model, input"),
+        ("seed: 010", r"job.yaml:6: seed: expected a whole number, found '010'; write 10"),
+        ("seed: 1.5", r"seed: expected a whole number, found 1.5"),
+        ("seed: -1", r"seed: expected greater than or equal to 0, found -1"),
+        ("sampling: {ignore_eos: no}", r"expected true or false, found 'no'; write false"),
+        ("sampling: {stop: ['']}", r"job.yaml:6: sampling.stop: must be non-empty strings"),
+        ("sampling: {stop: 5}", r"sampling.stop\[0\]: expected text, found 5; put it in quotes"),
+        ("sampling: {temperature: hot}", r"sampling.temperature: expected a number, found 'hot'"),
+        ("sampling: {temperature: .inf}", r"sampling.temperature: must be a finite number from 0"),
+        ("sampling: {min_p: .nan}", r"sampling.min_p: must be from 0 to 1, got nan"),
+        ("sampling: {max_tokens: 0}", r"sampling.max_tokens: must be at least 1, got 0"),
+        ("sampling: {max_tokens: 2, min_tokens: 3}", r"min_tokens 3 is above max_tokens 2"),
+        ("engine: {dtype: bfloat}", r"found 'bfloat'; did you mean bfloat16\?"),
+        ("engine: {block_size: 0}", r"engine.block_size: must be at least 1, got 0"),
+        ("engine: 5", r"engine: expected a group of keys, found 5"),
+        ("max_errors: many", r"max_errors: expected a number of rows or a share"),
+        ("max_errors: -1", r"max_errors: expected a number of rows or a share"),
+        ("eval: {metrics: [contains]}", r"job.yaml:6: eval.reference: required key is missing"),
+        ("eval: {reference: a, metrics: []}", r"eval.metrics: expected at least one metric"),
+        ("eval: {reference: a, metrics: [contain]}", r"metrics\[0\]: .*did you mean contains\?"),
+        ("eval: {reference: a, metrics: [contains, contains]}", r"'contains' is listed twice"),
+    ],
+)
+def test_a_wrong_key_is_named_with_line_and_remedy(write_job, text, message):
+    with pytest.raises(ConfigError, match=message):
+        JobSpec.from_file(write_job(JOB + text + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{path: a, prompt: x, prompt_column: q}", r"one of .*; found prompt and prompt_column"),
+        ("{path: a}", r"exactly one of .*; found none of them"),
+        ("{path: a, messages: []}", r"input.messages: expected at least one message"),
+        ("{path: a, messages: [{role: user}]}", r"messages\[0\].content: required key is missing"),
+        ("{path: [], prompt: x}", r"input.path: expected at least one path"),
+        ("{path: 5, prompt: x}", r"input.path: expected a list, found 5"),
+        ("{path: 's3://b/k', prompt: x}", r"s3:// is not supported yet; give a local path"),
+        ("{path: a, prompt: x, columns: [q, q]}", r"input.columns: 'q' is listed twice"),
+    ],
+)
+def test_a_wrong_input_is_named(write_job, section, message):
+    job = f"model: m\noutput: {{path: o}}\ninput: {section}\n"
+
+    with pytest.raises(ConfigError, match=r"job.yaml:3: .*" + message):
+        JobSpec.from_file(write_job(job))
+
+
+def test_all_problems_are_listed_in_the_order_of_the_file(write_job):
+    job = "input: {path: a, promt: b}\nsampling:\n  top_p: 2\n  top_k: x\nseed: no\n"
+
+    with pytest.raises(ConfigError) as caught:
+        JobSpec.from_file(write_job(job))
+
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("job.yaml has 6 problems:")
+    assert [line.split("job.yaml:")[1].split(":")[0].strip() for line in lines[1:]] == [
+        "model",
+        "output",
+        "1",
+        "3",
+        "4",
+        "5",
+    ]
+
+
+def test_overrides_replace_and_add_keys(write_job, tmp_path):
+    overrides = (
+        "sampling.max_tokens=7",
+        "sampling.stop=[x, y]",
+        "input.prompt_column=null",
+        "input.prompt={{ a }}: b",
+        "sampling.columns.seed=s",
+        "output.path=elsewhere",
+    )
+
+    spec = JobSpec.from_file(write_job(JOB + "sampling: {max_tokens: 3}\n"), overrides)
+
+    assert spec.sampling.max_tokens == 7
+    assert spec.sampling.stop == ("x", "y")
+    assert spec.input.prompt == "{{ a }}: b"
+    assert spec.sampling.columns.seed == "s"
+    assert spec.output.path == str(tmp_path / "jobs" / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", r"--set seed: expected key=value"),
+        ("=5", r"--set =5: expected key=value"),
+        ("seed.x=5", r"--set seed.x: seed has no keys inside"),
+        ("sampling.max_tokns=5", r"--set sampling.max_tokns: .*did you mean max_tokens\?"),
+        ("sampling.max_tokens=x", r"--set sampling.max_tokens: .*a whole number, found 'x'"),
+        ("sampling.stop=[a", r"--set sampling.stop:1: .*expected ',' or ']'"),
+    ],
+)
+def test_a_wrong_override_is_named(write_job, override, message):
+    with pytest.raises(ConfigError, match=message):
+        JobSpec.from_file(write_job(JOB + "seed: 1\n"), [override])
+
+
+@pytest.mark.parametrize("text", ["", "- a", "5", "text"])
+def test_a_file_without_keys_is_refused(write_job, text):
+    with pytest.raises(ConfigError, match=r"job.yaml: expected keys such as model, input"):
+        JobSpec.from_file(write_job(text))
+
+
+def test_a_share_of_errors_counts_rows():
+    job = {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}
+
+    assert JobSpec.from_dict(job | {"max_errors": "5%"}).error_limit(50) == 2
+    assert JobSpec.from_dict(job | {"max_errors": 3}).error_limit(50) == 3
+    assert JobSpec.from_dict(job | {"max_errors": 0}).error_limit(50) == 0
+
+
+def test_from_dict_lists_problems_without_a_file():
+    with pytest.raises(ConfigError, match="job: model: required key is missing"):
+        JobSpec.from_dict({"input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}})
+
+
+def test_every_key_is_either_a_result_key_or_a_run_key():
+    def keys(model: type[pydantic.BaseModel], prefix: str = "") -> set[str]:
+        found = set()
+        for name, field in model.model_fields.items():
+            arguments = getattr(field.annotation, "__args__", (field.annotation,))
+            inner = [
+                a for a in arguments if isinstance(a, type) and issubclass(a, pydantic.BaseModel)
+            ]
+            found |= keys(inner[0], f"{prefix}{name}.") if inner else {f"{prefix}{name}"}
+        return found
+
+    everything = keys(JobSpec)
+    lists_of_groups = {key for key in everything if key.startswith("input.messages.")}
+
+    assert (everything - lists_of_groups) | {"input.messages"} == (
+        identity.RESULT_KEYS | identity.RUN_KEYS
+    )
+    assert not identity.RESULT_KEYS & identity.RUN_KEYS
+
+
+def test_identity_ignores_run_keys_and_names_changed_results(make_spec, write_rows):
+    rows = write_rows(q=["a", "b"])
+
+    def record(**sections):
+        spec = make_spec(input={"prompt_column": "q"}, **sections)
+        return identity.record(spec, input_plan.plan(spec.input.path))
+
+    before = record(sampling={"max_tokens": 3})
+
+    assert identity.differences(before, record(sampling={"max_tokens": 3}, max_errors=5)) == []
+    assert identity.differences(before, record(sampling={"max_tokens": 4})) == [
+        "sampling.max_tokens: 3 -> 4"
+    ]
+    rows.touch()
+    changed = identity.differences(before, record(sampling={"max_tokens": 3}))
+    assert [line.split(": ")[:2] for line in changed] == [["rows.parquet", "modified"]]
