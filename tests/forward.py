@@ -16,12 +16,16 @@ from jaxpaged.request import Request
 from jaxpaged.scheduler import Scheduler
 from jaxpaged.sequence import Sequence
 
+MAX_PROMPT = 512
+
 
 def last_logits(
     model: Llama, prompt_ids: list[int], *, token_budget: int = 512, block_size: int = 16
 ) -> np.ndarray:
     """Logits behind the prompt's last token, `[V]`, computed in chunks of the budget."""
-    num_blocks = -(-len(prompt_ids) // block_size) + 1
+    # The same pool for all prompts, so that they share compiled steps.
+    num_blocks = -(-MAX_PROMPT // block_size)
+    assert len(prompt_ids) <= MAX_PROMPT
     scheduler = Scheduler(
         BlockManager(num_blocks, block_size), max_num_seqs=1, token_budget=token_budget
     )
