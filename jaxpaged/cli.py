@@ -1,6 +1,8 @@
 """The command line. Imports what a command needs inside the command, so that help is instant."""
 
 import functools
+import io
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from jaxpaged._version import VERSION
 from jaxpaged.errors import JaxPagedError
 
 if TYPE_CHECKING:
+    import rich.console
+
     from jaxpaged.job.progress import Progress
 
 _P = ParamSpec("_P")
@@ -40,13 +44,20 @@ def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
 
     @functools.wraps(command)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # Row text may hold what the terminal's encoding does not.
+                stream.reconfigure(errors="replace")
         try:
             code = command(*args, **kwargs)
         except JaxPagedError as error:
             click.echo(f"error: {error}", err=True)
             code = error.exit_code
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            code = 128 + signal.SIGINT
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click knows how to end on these
         except Exception:
             click.echo(traceback.format_exc(), err=True)
             message = f"error: a bug in jaxpaged {VERSION}; please report it with the lines above"
@@ -58,6 +69,7 @@ def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.version_option(VERSION, prog_name="jaxpaged")
 def main() -> None:
     """Complete the prompts of Parquet tables with a language model, offline.
 
@@ -83,8 +95,6 @@ def run(job: str, overrides: tuple[str, ...], quiet: bool) -> int:
     Progress goes to stderr, the summary to stdout. Ctrl-C stops after the step that is running and
     keeps the finished parts; the same command continues behind them.
     """
-    import rich.console
-
     from jaxpaged.job import report_table
     from jaxpaged.job.interrupt import JobInterrupted, StopRequest
     from jaxpaged.job.runner import run_job
@@ -102,7 +112,7 @@ def run(job: str, overrides: tuple[str, ...], quiet: bool) -> int:
         return 0
     if result.state == "already finished":
         click.echo(f"already finished, nothing to do: {result.output.path}")
-    report_table.show(result, rich.console.Console())
+    report_table.show(result, _console())
     return 0
 
 
@@ -122,14 +132,12 @@ def validate(job: str, overrides: tuple[str, ...], rows: int) -> int:
 
     Reads the input's schema and the model's tokenizer; loads no weights.
     """
-    import rich.console
-
     from jaxpaged.job import validate as validation
     from jaxpaged.job.spec import JobSpec
 
     found = validation.validate(JobSpec.from_file(job, overrides), rows)
-    validation.show(found, rich.console.Console())
-    return 0
+    validation.show(found, _console())
+    return found.exit_code
 
 
 @main.command()
@@ -157,6 +165,14 @@ def _progress(quiet: bool) -> "Progress":
     if quiet:
         return progress.SilentProgress()
     return progress.BarProgress(console) if console.is_terminal else progress.LineProgress(console)
+
+
+def _console() -> "rich.console.Console":
+    """Stdout; wide enough never to fold a line where it is no terminal."""
+    import rich.console
+
+    console = rich.console.Console()
+    return console if console.is_terminal else rich.console.Console(width=1000)
 
 
 def _say_stopping() -> None:

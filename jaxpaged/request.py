@@ -26,6 +26,10 @@ ErrorCode = Literal[
 """Why a row could not be completed; the list is closed, so that users can match on it."""
 
 
+# Parameters travel to the device as 32-bit numbers.
+_INT32 = 2**31
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one completion are chosen and when it ends.
@@ -62,14 +66,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         limits = (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "a finite number from 0"),
-            ("top_k", self.top_k >= -1, "at least 1, or 0 for off"),
+            ("temperature", 0.0 <= self.temperature <= 1e4, "from 0 to 10,000"),
+            ("top_k", -1 <= self.top_k < _INT32, "at least 1 and below 2**31, or 0 for off"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "from 0 to 1"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
             ("min_tokens", self.min_tokens >= 0, "at least 0"),
             ("stop", all(self.stop), "non-empty strings"),
-            ("stop_token_ids", all(t >= 0 for t in self.stop_token_ids), "token ids from 0"),
+            ("stop_token_ids", all(0 <= t < _INT32 for t in self.stop_token_ids), "token ids"),
         )
         for name, is_good, rule in limits:
             if not is_good:

@@ -21,6 +21,7 @@ class ScriptedStats:
     used_blocks: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    sampled_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     steps: int = 0
@@ -62,6 +63,7 @@ class ScriptedEngine:
         self._is_recording = is_recording
         self._left: dict[int, int] = {}
         self._live: dict[int, Request] = {}
+        self._prefilled: set[int] = set()
         self.max_unfinished = 0
 
     def add_request(self, request: Request) -> None:
@@ -69,6 +71,7 @@ class ScriptedEngine:
         if self._is_recording:
             self.requests.append(request)
         self._live[request.request_id] = request
+        self._prefilled.discard(request.request_id)
         self._left[request.request_id] = self._num_steps(request)
         self.max_unfinished = max(self.max_unfinished, len(self._live))
 
@@ -93,11 +96,21 @@ class ScriptedEngine:
         self.stats.waiting = len(self._live) - len(running)
         done = []
         for request_id in running:
+            self._count(self._live[request_id])
             self._left[request_id] -= 1
             if self._left[request_id] <= 0:
                 del self._left[request_id]
                 done.append(self._complete(self._live.pop(request_id)))
         return done
+
+    def _count(self, request: Request) -> None:
+        """A request's first step computes its prompt, each later one the token before."""
+        if request.request_id in self._prefilled:
+            self.stats.decode_tokens += 1
+        else:
+            self._prefilled.add(request.request_id)
+            self.stats.prefill_tokens += len(request.prompt_ids)
+        self.stats.sampled_tokens += 1
 
     def _complete(self, request: Request) -> Completion:
         ids = request.prompt_ids
@@ -108,6 +121,7 @@ class ScriptedEngine:
                 prompt_tokens=len(ids),
                 error_code="prompt_too_long",
                 error_message=f"{len(ids)} tokens",
+                seed=request.params.seed or 0,
             )
         text = self._answer(self.tokenizer.decode(ids))
         limit = request.params.max_tokens

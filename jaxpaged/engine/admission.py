@@ -34,6 +34,11 @@ class Admission:
             return "empty_prompt", "the prompt has no tokens"
         if max(prompt) >= self.vocab_size or min(prompt) < 0:
             return "bad_type", f"a prompt token id is outside the vocabulary of {self.vocab_size}"
+        unknown = [token for token in params.stop_token_ids if token >= self.vocab_size]
+        if unknown:
+            return "bad_row_params", (
+                f"stop token id {unknown[0]} is outside the vocabulary of {self.vocab_size}"
+            )
         if room < 1:
             return "prompt_too_long", (
                 f"the prompt has {len(prompt)} tokens; with room for one more at most "

@@ -99,7 +99,7 @@ class Engine:
         """
         config = config or EngineConfig()
         checkpoint = open_checkpoint(locate(str(model)))
-        is_cpu = jax.default_backend() == "cpu"
+        is_cpu = _backend() == "cpu"
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
         memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
@@ -262,6 +262,17 @@ class Engine:
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds
         self.stats.executables = self._runner.num_executables
+
+
+def _backend() -> str:
+    try:
+        return jax.default_backend()
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or ["the platform is not there"])[0]
+        raise ConfigError(
+            f"JAX cannot start its device: {reason}; unset JAX_PLATFORMS, or install what the "
+            "device needs (for NVIDIA GPUs: pip install 'jaxpaged[cuda12]')"
+        ) from None
 
 
 def _token_budget(config: EngineConfig) -> int:

@@ -152,8 +152,9 @@ def _check_use(use: _Use, schema: pa.Schema) -> None:
 
 
 def _check_clashes(carried: list[pa.Field], result: list[pa.Field]) -> None:
-    written = {field.name for field in result}
-    clashing = [field.name for field in carried if field.name in written]
+    # Without regard to case, as SQL compares the names of columns.
+    written = {field.name.casefold() for field in result}
+    clashing = [field.name for field in carried if field.name.casefold() in written]
     if clashing:
         raise InputSchemaError(
             f"the input's column {', '.join(map(repr, clashing))} is named like a column that the "
@@ -195,7 +196,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_reference(kind: pa.DataType) -> bool:
-    return _is_text(kind) or _is_number(kind) or pt.is_boolean(kind)
+    return _is_text(kind) or _is_number(kind) or pt.is_decimal(kind) or pt.is_boolean(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:

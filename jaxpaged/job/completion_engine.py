@@ -23,6 +23,7 @@ class LiveStats(Protocol):
     used_blocks: int
     prefill_tokens: int
     decode_tokens: int
+    sampled_tokens: int
     prefill_seconds: float
     decode_seconds: float
 

@@ -14,7 +14,7 @@ from jaxpaged.job.prompts import Prompt, PromptBuilder
 from jaxpaged.job.row_batch import Row, RowBatch
 from jaxpaged.job.row_fault import RowFault
 from jaxpaged.job.row_window import RowResult, RowWindow
-from jaxpaged.job.sections import OutputSpec
+from jaxpaged.job.spec import JobSpec
 from jaxpaged.request import Completion, Request
 
 _MAX_SAMPLES = 3
@@ -56,13 +56,11 @@ class Feeder:
         engine: Completes them.
         window: Holds the rows until they are written.
         max_unfinished: Most requests the engine is given at a time.
-        output: Which optional columns are kept.
+        spec: The job: which optional columns are kept, and its seed.
 
     Attributes:
         num_errors: Rows that ended in an error so far.
         num_special: Rows so far whose text reads like a special token.
-        prompt_tokens: Of all completions so far.
-        completion_tokens: Of all completions so far.
         num_rows: Rows with a result so far.
         first_errors: The first of the errors, as address and reason.
     """
@@ -75,14 +73,14 @@ class Feeder:
         *,
         window: RowWindow,
         max_unfinished: int,
-        output: OutputSpec,
+        spec: JobSpec,
     ) -> None:
         self._batches = batches
         self._builder = builder
         self._engine = engine
         self._window = window
         self._max_unfinished = max_unfinished
-        self._output = output
+        self._spec = spec
         self._queue: collections.deque[Row] = collections.deque()
         self._is_exhausted = False
         self._pending: dict[int, _Pending] = {}
@@ -90,8 +88,6 @@ class Feeder:
         self.num_special = 0
         self._num_previews = 0
         self._samples: dict[int, Sample] = {}
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
         self.num_rows = 0
         self.first_errors: list[str] = []
 
@@ -138,7 +134,7 @@ class Feeder:
             row.check()
             prompt = self._builder.build(row.cells)
         except RowFault as fault:
-            self._keep(row.number, _faulty(fault), row.place)
+            self._keep(row.number, self._faulty(row, fault), row.place)
             return
         self.num_special += prompt.has_special_text
         self._pending[row.number] = self._remember(prompt, row.place)
@@ -160,7 +156,7 @@ class Feeder:
         return _Pending(
             num_prompt_tokens=len(prompt.ids),
             prompt_sha256=prompt.sha256,
-            prompt=self._builder.text(prompt) if self._output.prompt else None,
+            prompt=self._builder.text(prompt) if self._spec.output.prompt else None,
             place=place,
             preview=self._builder.preview(prompt) if is_sample else None,
         )
@@ -178,9 +174,25 @@ class Feeder:
             seed=completion.seed,
             prompt_sha256=pending.prompt_sha256,
             ends_in_partial_character=completion.ends_in_partial_character,
-            token_ids=completion.token_ids if self._output.token_ids else None,
+            token_ids=completion.token_ids if self._spec.output.token_ids else (),
             prompt=pending.prompt,
         )
+
+    def _faulty(self, row: Row, fault: RowFault) -> RowResult:
+        return RowResult(
+            finish_reason="error",
+            error_code=fault.code,
+            error_message=fault.reason,
+            seed=self._seed(row),
+        )
+
+    def _seed(self, row: Row) -> int:
+        """The row's own seed if it has a valid one, or the job's; as the engine would choose."""
+        sampling = self._spec.sampling
+        own = row.cells.get(sampling.columns.seed) if sampling.columns.seed else None
+        if isinstance(own, int) and 0 <= own < 2**63:
+            return own
+        return self._spec.seed if sampling.seed is None else sampling.seed
 
     def _keep(self, row: int, result: RowResult, place: str) -> None:
         self._window.set_result(row, result)
@@ -189,9 +201,3 @@ class Feeder:
             self.num_errors += 1
             if len(self.first_errors) < _MAX_EXAMPLES:
                 self.first_errors.append(f"{place}: {result.error_code} ({result.error_message})")
-        self.prompt_tokens += result.prompt_tokens or 0
-        self.completion_tokens += result.completion_tokens
-
-
-def _faulty(fault: RowFault) -> RowResult:
-    return RowResult(finish_reason="error", error_code=fault.code, error_message=fault.reason)

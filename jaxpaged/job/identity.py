@@ -1,4 +1,4 @@
-"""What makes two runs the same job: the result keys of the spec and the files of the input.
+"""What makes two runs the same job: the result keys of the spec, the model, the input's files.
 
 A job's identity is written into its output folder once; a rerun continues a folder only if its
 own identity is the same.
@@ -68,26 +68,31 @@ The input's path is one of them because the files behind it are compared instead
 """
 
 
-def record(spec: JobSpec, inputs: InputPlan) -> dict[str, object]:
+def record(spec: JobSpec, inputs: InputPlan, fingerprint: Mapping[str, str]) -> dict[str, object]:
     """What the output folder remembers of a job, in JSON's types.
 
-    The sections `result_keys` and `input` are the job's identity; `run_keys` is for people.
+    The sections `result_keys`, `model` (the checkpoint's `fingerprint`) and `input` are the job's
+    identity; `run_keys` is for people.
     """
     return {
         "format": FORMAT,
         "result_keys": _pick(spec, RESULT_KEYS),
         "run_keys": _pick(spec, RUN_KEYS),
+        "model": dict(fingerprint),
         "input": inputs.identity(),
     }
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """How the identities in two records differ, a line for each key; empty if they are equal."""
+    if old.get("format") != new.get("format"):
+        # The sections of another format may mean something else.
+        return [f"format of the record: {_show(old.get('format'))} -> {_show(new.get('format'))}"]
     lines = []
-    for section in ("result_keys", "input"):
+    for section, prefix in (("result_keys", ""), ("model", "the model's "), ("input", "")):
         before, after = _section(old, section), _section(new, section)
         lines += [
-            f"{key}: {_show(before.get(key))} -> {_show(after.get(key))}"
+            f"{prefix}{key}: {_show(before.get(key))} -> {_show(after.get(key))}"
             for key in sorted(before.keys() | after.keys())
             if before.get(key) != after.get(key)
         ]

@@ -124,7 +124,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
                     "folder itself in input.path"
                 )
             yield from _walk(entry)
-        elif entry.suffix in _SUFFIXES:
+        elif entry.suffix.lower() in _SUFFIXES:
             yield entry
 
 

@@ -7,6 +7,7 @@ waits for the signals' wake-up bytes sees them at once.
 import os
 import signal
 import socket
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from typing import Any
 from jaxpaged.errors import JobError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# A progress bar hides it, and a process that ends at once cannot ask the bar.
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 class JobInterrupted(JobError):
@@ -74,6 +78,8 @@ class StopRequest:
             if data[0] not in _SIGNALS:
                 continue
             if self._received.is_set():
+                if sys.stderr.isatty():
+                    os.write(sys.stderr.fileno(), _SHOW_CURSOR)
                 os._exit(128 + data[0])
             self.exit_code = 128 + data[0]
             self._received.set()

@@ -34,6 +34,7 @@ REPORT = "_jaxpaged/report.json"
 
 _OURS = "_jaxpaged"
 _SUCCESS = "_SUCCESS"
+_SIZES = "part_bytes"
 _HIDDEN = ("_", ".")
 _SHOWN = 10
 
@@ -62,7 +63,8 @@ def is_finished(path: pathlib.Path, job: Mapping[str, object], units: Units) -> 
             f"output.path: {path / foreign[0]} is no part of this job; move it elsewhere, or "
             "choose another folder"
         )
-    return names == wanted and (path / _SUCCESS).exists()
+    summary = _read_json(path / _SUCCESS)
+    return names == wanted and summary is not None and summary.get(_SIZES) == _part_sizes(path)
 
 
 def read_report(path: pathlib.Path) -> dict[str, object] | None:
@@ -99,7 +101,11 @@ class OutputFolder:
             raise ConfigError(f"output.path: cannot write to {path}: {error.strerror}") from None
 
     def __enter__(self) -> "OutputFolder":
-        self._clear_tmp()
+        try:
+            self._clear_tmp()
+        except JobError:
+            self._lock.close()
+            raise
         return self
 
     def __exit__(
@@ -108,8 +114,10 @@ class OutputFolder:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        self._clear_tmp()
-        self._lock.close()
+        try:
+            self._clear_tmp()
+        finally:
+            self._lock.close()
 
     def claim(self, job: Mapping[str, object], units: Units) -> None:
         """Makes the folder this job's, unless it already holds parts of it.
@@ -124,11 +132,17 @@ class OutputFolder:
         if not _part_names(self.path):
             self._replace(self.path / _OURS / "job.json", job)
         # From here on the folder changes.
-        (self.path / _SUCCESS).unlink(missing_ok=True)
+        with writing(self.path):
+            (self.path / _SUCCESS).unlink(missing_ok=True)
 
-    def finished_units(self, units: Units, schema: pa.Schema) -> set[int]:
-        """The indices of the units whose part is whole; a part that is not is removed."""
-        finished = set()
+    def finished_units(self, units: Units, schema: pa.Schema) -> tuple[set[int], list[str]]:
+        """The indices of the units whose part is whole; the names of the others, now removed.
+
+        Raises:
+            JobError: A part cannot be read, so that nobody knows whether it is whole.
+        """
+        finished: set[int] = set()
+        removed: list[str] = []
         names = _part_names(self.path)
         for unit in units:
             if unit.part_name in names:
@@ -136,8 +150,10 @@ class OutputFolder:
                 if _is_whole(path, unit.num_rows, schema):
                     finished.add(unit.index)
                 else:
-                    path.unlink()
-        return finished
+                    with writing(self.path):
+                        path.unlink()
+                    removed.append(unit.part_name)
+        return finished, removed
 
     def aside(self, name: str) -> pathlib.Path:
         """Where a part is written until it is whole."""
@@ -161,8 +177,8 @@ class OutputFolder:
         self._replace(self.path / REPORT, report)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Marks the job as finished: the last thing that is written."""
-        self._replace(self.path / _SUCCESS, summary)
+        """Marks the job as finished, with the sizes of its parts: the last thing written."""
+        self._replace(self.path / _SUCCESS, {**summary, _SIZES: _part_sizes(self.path)})
 
     def _replace(self, path: pathlib.Path, content: Mapping[str, object]) -> None:
         """Writes a JSON file; at every moment there is the old one or the new one."""
@@ -178,8 +194,9 @@ class OutputFolder:
 
     def _clear_tmp(self) -> None:
         # Finds nothing, rather than fail, if the folder was deleted under a running job.
-        for path in self._tmp.glob("*"):
-            path.unlink(missing_ok=True)
+        with writing(self.path):
+            for path in self._tmp.glob("*"):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -194,8 +211,8 @@ def writing(path: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise JobError(
-            f"cannot write to {path}: {reason}; finished parts are kept, running the job again "
-            "continues"
+            f"cannot write to {error.filename or path}: {reason}; finished parts are kept, once "
+            "this is mended running the job again continues"
         ) from None
 
 
@@ -242,12 +259,28 @@ def _part_names(path: pathlib.Path) -> set[str]:
     return {name for name in names if name.endswith(".parquet") and not name.startswith(_HIDDEN)}
 
 
+def _part_sizes(path: pathlib.Path) -> dict[str, int]:
+    """Bytes by part; a directory in a part's place has none."""
+    parts = [path / name for name in sorted(_part_names(path))]
+    return {part.name: part.stat().st_size for part in parts if part.is_file()}
+
+
 def _is_whole(path: pathlib.Path, num_rows: int, schema: pa.Schema) -> bool:
     try:
-        metadata = pq.read_metadata(path)
-        return metadata.num_rows == num_rows and pq.read_schema(path).names == schema.names
-    except (pa.ArrowException, OSError):
+        with path.open("rb") as file:
+            metadata = pq.read_metadata(file)
+            names = metadata.schema.to_arrow_schema().names
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
+    except OSError as error:
+        # Parquet too raises OSError, without a number, for a footer that makes no sense.
+        if error.errno is None:
+            return False
+        raise JobError(
+            f"{path}: cannot read this part: {error.strerror}; make it readable, or delete it to "
+            "have its rows completed again"
+        ) from None
+    return metadata.num_rows == num_rows and names == schema.names
 
 
 def _read_json(path: pathlib.Path) -> dict[str, object] | None:

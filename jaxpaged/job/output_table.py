@@ -50,9 +50,7 @@ def _scores(
 ) -> dict[str, pa.Array]:
     """The score columns; a row without a completion is wrong wherever it could be right."""
     references = [
-        reference
-        for finished in batches
-        for reference in finished.batch.cells.column(scoring.reference).to_pylist()
+        reference for finished in batches for reference in finished.batch.values(scoring.reference)
     ]
     found: dict[str, pa.Array] = {}
     for metric in scoring.metrics:

@@ -38,7 +38,7 @@ class Pipeline:
     Args:
         job: The job.
         units: The units that are left.
-        tally: Counts written rows; holds those of earlier runs.
+        tally: Counts the rows of finished parts; holds those of earlier runs.
         engine: Completes prompts.
         progress: Is told how far the job is.
 
@@ -77,7 +77,7 @@ class Pipeline:
             engine,
             window=self._window,
             max_unfinished=_FEED_FACTOR * max_num_seqs,
-            output=job.spec.output,
+            spec=job.spec,
         )
 
     def run(self, folder: OutputFolder, should_stop: Callable[[], bool]) -> None:
@@ -121,25 +121,32 @@ class Pipeline:
         has_written = False
         while finished := self._window.take():
             table = output_table.build(finished, self._job.columns, self._job.spec.eval)
-            writer.write(finished[0].batch.unit, table)
-            self._tally.add(table)
+            last = finished[-1].batch
+            writer.write(last.unit, table)
+            if last.start + len(last) == last.unit.stop:
+                # Only what is published counts: the rest of an interrupted unit is dropped.
+                self._tally.add_part(self._job.output / last.unit.part_name)
             has_written = True
         return has_written
 
     def _interrupted(self) -> JobInterrupted:
         done = self._rows_before + self.feeder.num_rows
         return JobInterrupted(
-            f"stopped after {done:,} of {self._job.inputs.num_rows:,} rows; finished parts are "
-            f"kept in {self._job.output}, running the same job again continues behind them"
+            f"stopped after {done:,} of {self._job.inputs.num_rows:,} rows; the "
+            f"{self._tally.num_rows:,} rows of finished parts are kept in {self._job.output}, "
+            "running the same job again continues behind them"
         )
 
     def _snapshot(self) -> Snapshot:
         stats = self._engine.stats
+        # Each sampled token but a prompt's first stands for one computed token, its predecessor;
+        # what remains are the prompts' tokens, the last of each left out, and recomputed ones.
+        computed = stats.prefill_tokens + stats.decode_tokens
         return Snapshot(
             rows=self._rows_before + self.feeder.num_rows,
             errors=self._errors_before + self.feeder.num_errors,
-            prompt_tokens=self.feeder.prompt_tokens,
-            completion_tokens=self.feeder.completion_tokens,
+            prompt_tokens=computed - stats.sampled_tokens,
+            completion_tokens=stats.sampled_tokens,
             running=stats.running,
             waiting=stats.waiting,
             used_blocks=stats.used_blocks,
@@ -157,6 +164,6 @@ def check_errors(job: PlannedJob, num_errors: int, examples: Sequence[str]) -> N
     if limit is not None and num_errors > limit:
         raise TooManyRowErrors(
             f"{num_errors:,} row errors, more than max_errors allows ({limit:,}); for example "
-            f"{'; '.join(examples)}\nFinished parts are kept in {job.output}; correct the input or "
-            "raise max_errors, then run the job again"
+            f"{'; '.join(examples)}\nFinished parts are kept in {job.output}; raise max_errors "
+            "and run the job again, or correct the input and run it with a new output.path"
         )

@@ -4,13 +4,16 @@ Knows numbers only, neither the engine nor the rows.
 """
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import rich.console
+import rich.live
 import rich.progress
+import rich.text
 
 _RECENT_SECONDS = 60.0
 _LINE_SECONDS = 10.0
@@ -23,8 +26,8 @@ class Snapshot:
     Attributes:
         rows: Rows with a result, those of earlier runs included.
         errors: Rows that failed.
-        prompt_tokens: Of this run's rows.
-        completion_tokens: Of this run's rows.
+        prompt_tokens: Computed by the engine so far, recomputed ones included.
+        completion_tokens: Sampled by the engine so far.
         running: Requests that are being completed.
         waiting: Requests that wait for room.
         used_blocks: Blocks of the pool in use.
@@ -134,7 +137,12 @@ class BarProgress:
             rich.progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} rows"),
             rich.progress.BarColumn(),
             rich.progress.TaskProgressColumn(),
-            rich.progress.TextColumn("{task.fields[state]}"),
+            console=console,
+        )
+        # Below the bar, where a narrow terminal has room for it too.
+        self._state = rich.text.Text(style="dim", no_wrap=True, overflow="ellipsis")
+        self._live = rich.live.Live(
+            rich.console.Group(self._bar, self._state),
             console=console,
             transient=True,
             refresh_per_second=4,
@@ -150,19 +158,19 @@ class BarProgress:
     def begin(self, *, total: int, done: int) -> None:
         """Starts to draw."""
         self._total = total
-        self._task = self._bar.add_task("", total=total, completed=done, state="")
-        self._bar.start()
+        self._task = self._bar.add_task("", total=total, completed=done)
+        self._live.start()
 
     def update(self, snapshot: Snapshot) -> None:
         """Sets what the next redraw shows."""
         self._rates.add(snapshot)
         if self._task is not None:
-            state = describe(snapshot, self._rates, self._total)
-            self._bar.update(self._task, completed=snapshot.rows, state=state)
+            self._bar.update(self._task, completed=snapshot.rows)
+            self._state.plain = describe(snapshot, self._rates, self._total)
 
     def end(self) -> None:
         """Removes the bar."""
-        self._bar.stop()
+        self._live.stop()
 
 
 class RecentRates:
@@ -213,4 +221,7 @@ def duration(seconds: float) -> str:
 
 
 def _write(console: rich.console.Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    # Nobody may be reading any more (a full disk; a closed pipe, for which rich ends the process):
+    # no reason to end the job.
+    with contextlib.suppress(OSError, SystemExit):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,33 +1,30 @@
 """A template of the job file, filled from one row's cells.
 
-Row text is data: it is rendered once and never as a template. A null that would be written ends
-the row instead of becoming the text "None". Runs in Jinja's immutable sandbox, without other
-templates and without randomness. Knows nothing of tokens, columns' types or the model.
+Templates see the cells as they are. What `{{ }}` writes is data, protected as it is written; only
+the template's own text may be control tokens. Row text is rendered once and never as a template. A
+null that would be written ends the row instead of becoming the text "None". Runs in the sandbox,
+without other templates and without randomness. Knows nothing of tokens, columns' types or the
+model.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 import jinja2
 import jinja2.meta
-import jinja2.sandbox
+import jinja2.nodes
 
 from jaxpaged.errors import ConfigError
 from jaxpaged.job.row_fault import RowFault
-
-MAX_CHARS = 16_000_000
+from jaxpaged.model import sandbox
 
 _GLOBALS = ("range", "namespace", "dict", "cycler", "joiner")
 
-# What a template can raise while it runs on cells that it did not expect.
-_RUN_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+# What they write would not pass through `_finalize`.
+_UNSAFE_BLOCKS = (
+    jinja2.nodes.FilterBlock,
+    jinja2.nodes.CallBlock,
+    jinja2.nodes.ScopedEvalContextModifier,
 )
 
 
@@ -37,14 +34,14 @@ class PromptTemplate:
     Args:
         source: The template's text.
         key: The job file's key it comes from, for messages.
-        protect: Makes row text safe; applied to every string of a cell.
-        unprotect: Undoes `protect`; lists and structs are written as they were.
+        protect: Makes text safe; applied to all that is written but the template's own text.
+        unprotect: Undoes `protect`.
 
     Attributes:
         names: The variables it uses.
 
     Raises:
-        ConfigError: The template is malformed or asks for another template.
+        ConfigError: The template is malformed or asks for what is not available.
     """
 
     def __init__(
@@ -68,11 +65,18 @@ class PromptTemplate:
             environment.globals.update(known)
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{key}: line {error.lineno} of the template: {error}") from None
+            raise ConfigError(
+                f"{key}: line {error.lineno} of the template: {error.message}"
+            ) from None
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"{key}: the template is malformed: {error}") from None
         if list(jinja2.meta.find_referenced_templates(tree)):
             raise ConfigError(f"{key}: include, import and extends are not available in a job file")
+        if any(tree.find_all(_UNSAFE_BLOCKS)):
+            raise ConfigError(
+                f"{key}: the blocks filter, call and autoescape are not available in a job file; "
+                "write {% set x %}...{% endset %} and {{ x | ... }}, or {{ }} around the macro"
+            )
 
     @staticmethod
     def is_builtin(name: str) -> bool:
@@ -86,107 +90,125 @@ class PromptTemplate:
             RowFault: A null would be written, the template fails on the cells, or the text is too
                 long.
         """
-        pieces: list[str] = []
-        num_chars = 0
         try:
-            values = {name: self._safe(cell) for name, cell in cells.items()}
-            for piece in self._template.generate(values):
-                num_chars += len(piece)
-                if num_chars > MAX_CHARS:
-                    reason = f"{self._key} renders to more than {MAX_CHARS:,} characters"
-                    raise RowFault("prompt_too_long", reason)
-                pieces.append(piece)
-        except _NullWritten:
-            raise RowFault("null_prompt", f"{self._key} would write a null") from None
-        except _RUN_ERRORS as error:
+            values = {name: _with_nulls(cell, name) for name, cell in cells.items()}
+            return sandbox.join(map(_marked, self._template.generate(values)))
+        except sandbox.OutputTooLong:
+            raise RowFault(
+                "prompt_too_long",
+                f"{self._key} renders to more than {sandbox.MAX_OUTPUT_CHARS:,} characters",
+            ) from None
+        except _NullNeeded as error:
+            raise RowFault("null_prompt", f"{self._key} would write {error}") from None
+        except sandbox.RUN_ERRORS as error:
             # Python's own messages may quote the row; Jinja's name variables and attributes.
             is_ours = isinstance(error, jinja2.TemplateError)
             reason = str(error) if is_ours else type(error).__name__
             raise RowFault("template_error", f"{self._key}: {reason}") from None
-        return "".join(pieces)
 
-    def _environment(self) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    def _environment(self) -> sandbox.Environment:
+        environment = sandbox.Environment(
             undefined=jinja2.StrictUndefined,
             keep_trailing_newline=True,
             finalize=self._finalize,
         )
+        environment.concat = self._capture  # pyright: ignore[reportAttributeAccessIssue] - any join
         # A prompt is a function of its row.
         del environment.filters["random"]
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = sandbox.json_filter(_json_null)
         environment.tests["none"] = _is_null
         return environment
 
-    def _safe(self, cell: object) -> object:
-        """The cell with its strings protected and its nulls unwritable."""
-        if isinstance(cell, str):
-            return self._protect(cell)
-        if cell is None:
-            return _NULL
-        if isinstance(cell, list | tuple):
-            return [self._safe(item) for item in cell]
-        if isinstance(cell, dict):
-            return {key: self._safe(item) for key, item in cell.items()}
-        return cell
-
-    def _plain(self, value: object) -> object:
-        if isinstance(value, str):
-            return self._unprotect(value)
-        if isinstance(value, list | tuple):
-            return [self._plain(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._plain(item) for key, item in value.items()}
-        return value
-
-    def _finalize(self, value: object) -> object:
+    def _finalize(self, value: object) -> str:
         """What `{{ value }}` writes."""
         if value is None:
-            raise _NullWritten
-        if isinstance(value, list | tuple | dict):
-            # Written as Python writes it, which would escape the marks of protected strings.
-            return self._protect(str(self._plain(value)))
-        return value
+            raise _NullNeeded("a null")
+        return value.marked if isinstance(value, _Captured) else self._protect(str(value))
+
+    def _capture(self, pieces: Iterable[str]) -> "_Captured":
+        """What a macro or a set block holds."""
+        marked = sandbox.join(map(_marked, pieces))
+        return _Captured(self._unprotect(marked), marked)
 
 
-class _NullWritten(Exception):
+class _Captured(str):
+    """Text that a template wrote into a variable.
+
+    Written as a whole, it keeps the template's control tokens. Whatever a template makes of it, by
+    a filter for one, starts from the bare text and is data.
+    """
+
+    __slots__ = ("marked",)
+    marked: str
+
+    def __new__(cls, text: str, marked: str) -> "_Captured":
+        captured = super().__new__(cls, text)
+        captured.marked = marked
+        return captured
+
+
+def _marked(piece: str) -> str:
+    return piece.marked if isinstance(piece, _Captured) else piece
+
+
+class _NullNeeded(Exception):
     pass
 
 
 class _Null:
-    """A null cell: false, equal to none, and an error as soon as it would become text."""
+    """A null cell: false, equal to none, with nulls for its parts, and an error as anything else.
 
-    __slots__ = ()
+    Args:
+        column: The column it comes from.
+    """
+
+    __slots__ = ("_column",)
+
+    def __init__(self, column: str) -> None:
+        self._column = column
 
     def __bool__(self) -> bool:
         return False
 
     def __eq__(self, other: object) -> bool:
-        return other is None or other is self
+        return other is None or isinstance(other, _Null)
 
     def __hash__(self) -> int:
         return hash(None)
 
-    def __str__(self) -> str:
-        raise _NullWritten
+    def __getattr__(self, name: str) -> "_Null":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
 
-    __repr__ = __str__
+    def __getitem__(self, key: object) -> "_Null":
+        return self
 
-    def __format__(self, spec: str) -> str:
-        raise _NullWritten
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise _NullNeeded(f"a null of column {self._column!r}")
+
+    __str__ = __repr__ = __format__ = __call__ = __iter__ = __len__ = __contains__ = _refuse
+    __int__ = __float__ = __round__ = __abs__ = __neg__ = __pos__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _refuse
 
 
-_NULL = _Null()
+def _with_nulls(cell: object, column: str) -> object:
+    """The cell with nulls that cannot be written."""
+    if cell is None:
+        return _Null(column)
+    if isinstance(cell, list | tuple):
+        return [_with_nulls(item, column) for item in cell]
+    if isinstance(cell, dict):
+        return {key: _with_nulls(item, column) for key, item in cell.items()}
+    return cell
 
 
 def _is_null(value: object) -> bool:
-    return value is None or value is _NULL
+    return value is None or isinstance(value, _Null)
 
 
 def _json_null(value: object) -> None:
-    if value is not _NULL:
+    if not _is_null(value):
         raise TypeError(type(value).__name__)
-
-
-def _tojson(value: object, indent: int | None = None) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_json_null)

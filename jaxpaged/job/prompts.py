@@ -5,6 +5,7 @@ A row at fault is told from a good one by `RowFault`. Knows nothing of files, un
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from jaxpaged.model.chat_template import TemplateError
 from jaxpaged.request import SamplingParams
 
 _PREVIEW_CHARS = 160
+
+# Roles that templates know by name; such a word cannot end a control token and begin another.
+_ROLE = re.compile(r"[\w-]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,7 @@ class PromptBuilder:
         if rendered is None:
             ids = self._given_ids(cells[self._prompt_columns[0]])
         else:
-            self._check_bytes(rendered)
+            self._check_bytes(self._tokenizer.unprotect(rendered))
             ids = tuple(self._tokenizer.encode(rendered))
         if not ids:
             raise RowFault("empty_prompt", "the prompt has no tokens")
@@ -142,7 +146,7 @@ class PromptBuilder:
         """The beginning of what the row asks, for people."""
         if prompt.question is None:
             return self.text(prompt)[:_PREVIEW_CHARS]
-        return self._tokenizer.unprotect(prompt.question[:_PREVIEW_CHARS])
+        return self._tokenizer.unprotect(prompt.question)[:_PREVIEW_CHARS]
 
     def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str | None]:
         """The protected text to tokenize and the question in it; neither for token ids."""
@@ -159,13 +163,21 @@ class PromptBuilder:
         if cell is None:
             raise RowFault("null_prompt", f"column {self._prompt_columns[0]!r} is null")
         if source == "messages_column":
-            return self._chat(_map_text(messages.parse(cell), self._protect))
+            return self._chat([self._safe(message) for message in messages.parse(cell)])
         if source == "prompt_ids_column":
             return None, None
         if not isinstance(cell, str):
             raise RowFault("bad_type", f"column {self._prompt_columns[0]!r} is not text")
         text = self._protect(cell)
         return text, text
+
+    def _safe(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its text protected and its role as templates compare it."""
+        role = message["role"]
+        if not self._input.allow_special_tokens and self._tokenizer.has_special_text(role):
+            raise RowFault("bad_type", "the role of a message holds a special token of the model")
+        safe = _map_text(message, self._protect)
+        return safe | {"role": role} if _ROLE.fullmatch(role) else safe
 
     def _chat(self, chat: list[dict[str, Any]]) -> tuple[str, str]:
         template = self._tokenizer.chat_template

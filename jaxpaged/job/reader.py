@@ -219,9 +219,13 @@ def _without_invalid(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, s
     invalid: dict[int, str] = {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if not _is_valid(array):
-            bad = [not _is_valid(array.take(pa.array([i]))) for i in range(len(array))]
-            invalid |= {i: name for i, is_bad in enumerate(bad) if is_bad}
-            array = _call("if_else", pa.array(bad), pa.scalar(None, array.type), array)
+            # Joined with a null each cell is a copy of its own: Arrow checks all that a slice of
+            # a list shares. Joining also works for views inside lists and structs.
+            null = pa.nulls(1, array.type)
+            cells = [pa.concat_arrays([array.slice(i, 1), null])[:1] for i in range(len(array))]
+            bad = {i for i, cell in enumerate(cells) if not _is_valid(cell)}
+            invalid.update((i, name) for i in bad)
+            array = pa.concat_arrays([null if i in bad else c for i, c in enumerate(cells)])
         arrays.append(array)
     if not invalid:
         return batch, invalid

@@ -15,9 +15,10 @@ from jaxpaged.job.tally import ErrorCount, MetricScore
 
 REPORT_VERSION = 1
 
-JobState = Literal["finished", "already finished", "stopped", "too many row errors"]
+JobState = Literal["finished", "already finished", "stopped", "too many row errors", "failed"]
 
 _HIGH_TRUNCATED_SHARE = 0.2
+_HIGH_ERROR_SHARE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,15 @@ class OutputFacts:
     @property
     def truncated_share(self) -> float:
         """The share of rows that ended at a limit."""
-        return self.finish_reasons.get("length", 0) / self.rows if self.rows else 0.0
+        return self._share("length")
+
+    @property
+    def error_share(self) -> float:
+        """The share of rows that failed."""
+        return self._share("error")
+
+    def _share(self, finish_reason: str) -> float:
+        return self.finish_reasons.get(finish_reason, 0) / self.rows if self.rows else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,9 @@ class RunFacts:
 
     Attributes:
         parts_kept: Parts that earlier runs had finished.
-        rows: Rows it completed.
+        parts_discarded: Parts of earlier runs that were damaged and are completed again.
+        rows: Rows it completed, those of parts that it did not finish included.
+        row_errors: Those among them that failed.
         rows_with_special_text: Those whose text reads like a special token.
         load_seconds: Until the engine was ready.
         seconds: From the first row to the last.
@@ -65,7 +76,9 @@ class RunFacts:
     """
 
     parts_kept: int = 0
+    parts_discarded: int = 0
     rows: int = 0
+    row_errors: int = 0
     rows_with_special_text: int = 0
     load_seconds: float = 0.0
     seconds: float = 0.0
@@ -85,7 +98,7 @@ class JobReport:
     Attributes:
         state: How the run ended.
         input_rows: Rows of the input.
-        output: All rows written, by this run and earlier ones.
+        output: All rows in finished parts, of this run and earlier ones.
         errors: The failed rows among them, by code.
         scores: Their scores.
         run: What this run did.
@@ -132,9 +145,31 @@ def from_json(values: object) -> JobReport | None:
         return None
 
 
-def warnings(output: OutputFacts, run: RunFacts, spec: JobSpec) -> tuple[str, ...]:
+def warnings(
+    output: OutputFacts,
+    run: RunFacts,
+    spec: JobSpec,
+    *,
+    input_rows: int,
+    scores: tuple[MetricScore, ...],
+) -> tuple[str, ...]:
     """What a user should look at."""
     found = []
+    if input_rows == 0:
+        found.append("the input has no rows")
+    if output.error_share >= _HIGH_ERROR_SHARE:
+        found.append(
+            f"{output.error_share:.0%} of the rows failed; see their error_code and error_message"
+        )
+    for score in scores:
+        missing = output.rows - score.overall.scored
+        if missing:
+            found.append(
+                f"{missing:,} of {output.rows:,} rows have no {score.metric} score: their "
+                f"reference ({spec.eval.reference if spec.eval else ''}) cannot be compared with"
+            )
+    if run.parts_discarded:
+        found.append(f"{run.parts_discarded:,} parts of earlier runs were damaged and are replaced")
     if output.truncated_share >= _HIGH_TRUNCATED_SHARE:
         remedy = "raise sampling.max_tokens or engine.max_model_len"
         if spec.sampling.max_tokens is None:

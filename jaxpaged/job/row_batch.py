@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from jaxpaged.job.row_fault import RowFault
 from jaxpaged.job.units import Unit
@@ -39,9 +41,17 @@ class RowBatch:
     def __len__(self) -> int:
         return self.cells.num_rows
 
+    def values(self, column: str) -> list[Any]:
+        """The cells of a column as Python values, narrow floats as they are usually written."""
+        array = self.cells.column(column)
+        values = _values(array)
+        if _has_narrow_float(array.type):
+            return [_shortest(value, array.type) for value in values]
+        return values
+
     def rows(self, columns: Sequence[str]) -> Iterator["Row"]:
         """The rows, with their cells of some columns."""
-        values = [_values(self.cells.column(name)) for name in columns]
+        values = [self.values(name) for name in columns]
         for offset in range(len(self)):
             cells = {name: cells[offset] for name, cells in zip(columns, values, strict=True)}
             yield Row(batch=self, offset=offset, cells=cells)
@@ -92,7 +102,7 @@ def _values(array: pa.Array) -> list[Any]:
         return array.to_pylist()
     except (ValueError, OverflowError):
         # A moment that Python's datetime cannot hold: nanoseconds, or the year 10000.
-        if pa.types.is_temporal(array.type):
+        if pt.is_temporal(array.type):
             return array.cast(pa.string()).to_pylist()
         return [_value(cell) for cell in array]
 
@@ -102,3 +112,23 @@ def _value(cell: pa.Scalar) -> object:
         return cell.as_py()
     except (ValueError, OverflowError):
         return _UNREADABLE
+
+
+def _has_narrow_float(kind: pa.DataType) -> bool:
+    if pt.is_floating(kind):
+        return kind.bit_width < 64
+    return any(_has_narrow_float(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _shortest(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401
+    """The value with 0.1 for the float32 that Python shows as 0.10000000149011612."""
+    if value is None:
+        return None
+    if pt.is_floating(kind) and kind.bit_width < 64:
+        narrow = np.float32 if kind.bit_width == 32 else np.float16
+        return float(str(narrow(value)))
+    if pt.is_struct(kind):
+        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+    if isinstance(value, list) and not pt.is_map(kind):
+        return [_shortest(item, kind.value_type) for item in value]
+    return value

@@ -28,7 +28,7 @@ class RowResult:
     seed: int | None = None
     prompt_sha256: str | None = None
     ends_in_partial_character: bool = False
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] = ()
     prompt: str | None = None
 
 

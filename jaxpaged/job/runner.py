@@ -4,12 +4,10 @@ The one module of the job layer that loads an engine, and with it JAX, and only 
 to complete.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from jaxpaged.errors import JobError, TooManyRowErrors
 from jaxpaged.job import output_folder, planned_job, report, versions
@@ -20,6 +18,7 @@ from jaxpaged.job.output_folder import OutputFolder
 from jaxpaged.job.pipeline import Pipeline, check_errors
 from jaxpaged.job.planned_job import PlannedJob
 from jaxpaged.job.progress import Progress, SilentProgress
+from jaxpaged.job.prompts import PromptBuilder
 from jaxpaged.job.report import JobReport, JobState, OutputFacts, RunFacts
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.tally import Tally
@@ -42,6 +41,7 @@ def run_job(
     Args:
         spec: The job.
         engine: Completes the prompts, with its own model, sizes and seed; None loads the job's.
+            The folder remembers the job's model in either case.
         progress: Is told how far the job is; None shows nothing.
         should_stop: Asked before every step; true ends the job early, keeping finished parts.
 
@@ -59,10 +59,25 @@ def run_job(
     if output_folder.is_finished(job.output, job.record, job.units):
         known = report.from_json(output_folder.read_report(job.output))
         if known is not None:
-            return dataclasses.replace(known, state="already finished")
+            # The folder may have been moved since.
+            output = dataclasses.replace(known.output, path=str(job.output))
+            return dataclasses.replace(known, state="already finished", output=output)
         # The report is lost, the parts are not: they are counted again below.
+    _check_model(job, engine)
     with OutputFolder(job.output) as folder:
         return _Run(job, folder, progress, should_stop).complete(engine)
+
+
+def _check_model(job: PlannedJob, engine: CompletionEngine | None) -> None:
+    """Finds what is wrong with the model before the output folder is made.
+
+    Raises:
+        ConfigError: A setting or a prompt does not suit the model, or its files are not right.
+    """
+    if engine is None:
+        job.check_model()
+    tokenizer = engine.tokenizer if engine else job.checkpoint.tokenizer()
+    PromptBuilder(job.spec, tokenizer, job.inputs.schema.names)
 
 
 class _Run:
@@ -87,36 +102,24 @@ class _Run:
         """Completes the rows that are left and marks the job as finished."""
         job = self._job
         self._folder.claim(job.record, job.units)
-        kept = self._folder.finished_units(job.units, job.columns.output)
-        self._count_parts(kept)
+        kept, discarded = self._folder.finished_units(job.units, job.columns.output)
+        for name in discarded:
+            self._progress.note(f"{name} is damaged and is completed again")
+        self._facts = RunFacts(parts_kept=len(kept), parts_discarded=len(discarded))
         try:
+            for index in sorted(kept):
+                self._tally.add_part(job.output / job.units[index].part_name)
             if len(kept) < len(job.units):
                 self._complete_units((u for u in job.units if u.index not in kept), engine)
-        except JobInterrupted:
-            self._report("stopped")
-            raise
-        except TooManyRowErrors:
-            self._report("too many row errors")
+        except Exception as error:
+            # What ended the job matters more than its report, which a full disk refuses too.
+            with contextlib.suppress(JobError):
+                self._report(_end_state(error))
             raise
         result = self._report("finished")
         summary = {"rows": result.output.rows, "row_errors": result.num_errors}
         self._folder.finish({**summary, "parts": result.output.parts})
         return result
-
-    def _count_parts(self, kept: set[int]) -> None:
-        """Counts the rows of earlier runs."""
-        self._facts = RunFacts(parts_kept=len(kept))
-        for index in sorted(kept):
-            path = self._job.output / self._job.units[index].part_name
-            try:
-                with pq.ParquetFile(path) as part:
-                    for batch in part.iter_batches(columns=list(self._tally.columns)):
-                        self._tally.add(pa.Table.from_batches([batch]))
-            except (pa.ArrowException, OSError) as error:
-                raise JobError(
-                    f"{path}: a finished part is damaged ({str(error).splitlines()[0]}); delete it "
-                    "and run the job again"
-                ) from None
 
     def _complete_units(self, units: Iterator[Unit], engine: CompletionEngine | None) -> None:
         job = self._job
@@ -137,6 +140,7 @@ class _Run:
             self._facts = dataclasses.replace(
                 self._facts,
                 rows=pipeline.feeder.num_rows,
+                row_errors=pipeline.feeder.num_errors,
                 rows_with_special_text=pipeline.feeder.num_special,
                 load_seconds=loaded - started,
                 seconds=time.perf_counter() - loaded,
@@ -153,6 +157,7 @@ class _Run:
 
     def _report(self, state: JobState) -> JobReport:
         job, tally = self._job, self._tally
+        scores = tally.scores()
         output = OutputFacts(
             path=str(job.output),
             parts=sum(1 for _ in job.output.glob("part-*.parquet")),
@@ -168,12 +173,20 @@ class _Run:
             input_rows=job.inputs.num_rows,
             output=output,
             errors=tally.errors(),
-            scores=tally.scores(),
+            scores=scores,
             run=self._facts,
-            warnings=report.warnings(output, self._facts, job.spec),
+            warnings=report.warnings(
+                output, self._facts, job.spec, input_rows=job.inputs.num_rows, scores=scores
+            ),
             job=job.spec.model_dump(mode="json"),
             versions=versions.installed(),
             samples=self._samples,
         )
         self._folder.write_report(result.to_json())
         return result
+
+
+def _end_state(error: Exception) -> JobState:
+    if isinstance(error, JobInterrupted):
+        return "stopped"
+    return "too many row errors" if isinstance(error, TooManyRowErrors) else "failed"

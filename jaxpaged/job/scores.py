@@ -12,6 +12,7 @@ Each gives None where there is nothing to compare with: a null reference, an emp
 without a number, a pattern that is not valid. Knows nothing of rows and files.
 """
 
+import decimal
 import math
 import re
 from collections.abc import Callable
@@ -87,6 +88,10 @@ _METRICS: dict[MetricName, Callable[[str, str], bool | None]] = {
 
 
 def _as_text(reference: object) -> str:
+    if isinstance(reference, decimal.Decimal):
+        # Its scale is the column's and says nothing about the value.
+        text = format(reference, "f")
+        return text.rstrip("0").rstrip(".") if "." in text else text
     if isinstance(reference, float) and reference.is_integer():
         return str(int(reference))
     return str(reference)

@@ -4,6 +4,7 @@ Knows nothing of the files the paths lead to.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -100,7 +101,10 @@ class JobSpec(Section):
         base = base.resolve()
 
         def absolute(path: str) -> str:
-            return str(base / pathlib.Path(path).expanduser())
+            try:
+                return os.path.normpath(base / pathlib.Path(path).expanduser())
+            except RuntimeError:
+                raise ConfigError(f"{path}: no such user's folder; write the whole path") from None
 
         return self.model_copy(
             update={
@@ -109,7 +113,7 @@ class JobSpec(Section):
                     update={"path": tuple(absolute(path) for path in self.input.path)}
                 ),
                 "output": self.output.model_copy(
-                    update={"path": str(pathlib.Path(absolute(self.output.path)).resolve())}
+                    update={"path": _resolved(absolute(self.output.path))}
                 ),
             }
         )
@@ -129,7 +133,15 @@ class JobSpec(Section):
         if not isinstance(self.max_errors, str):
             return self.max_errors
         share = _share(self.max_errors)
-        return None if share is None else int(share * num_rows)
+        # 29% of 100 rows is 28.999999999999996 in floating point.
+        return None if share is None else int(share * num_rows + 1e-9)
+
+
+def _resolved(path: str) -> str:
+    try:
+        return str(pathlib.Path(path).resolve())
+    except (OSError, RuntimeError):
+        raise ConfigError(f"output.path: {path} is a link that leads back to itself") from None
 
 
 def _share(text: str) -> float | None:

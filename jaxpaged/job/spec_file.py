@@ -10,6 +10,8 @@ from jaxpaged.errors import ConfigError
 from jaxpaged.job import yaml_file
 from jaxpaged.job.yaml_file import KeyPath, YamlDocument
 
+_NULLS = ("", "~", "null", "Null", "NULL")
+
 
 def read(path: pathlib.Path, overrides: Sequence[str] = ()) -> YamlDocument:
     """The job file's document with every `key.sub=value` of `overrides` put in its place.
@@ -51,10 +53,20 @@ def _apply(job: dict[str, object], places: dict[KeyPath, str], override: str) ->
 
 
 def _parse(text: str, where: str) -> YamlDocument:
-    """The value as YAML, but for a template: nothing else begins with doubled braces."""
+    """The value as YAML; what YAML cannot read, or would read as less than all of it, is text.
+
+    So `Say {{ q }} # now?`, `[INST] {{ q }}` and `*.parquet` need no quotes beside the shell's.
+    """
+    verbatim = YamlDocument(value=text, places={})
     if text.lstrip().startswith(("{{", "{%")):
-        return YamlDocument(value=text, places={})
-    return yaml_file.parse(text, where)
+        return verbatim
+    try:
+        parsed = yaml_file.parse(text, where)
+    except ConfigError:
+        return verbatim
+    is_quoted = text.lstrip().startswith(("'", '"'))
+    is_cut = parsed.value is None and text.strip() not in _NULLS
+    return verbatim if is_cut or (isinstance(parsed.value, str) and not is_quoted) else parsed
 
 
 def _replace_places(

@@ -6,10 +6,13 @@ parts counts them like its own.
 
 import collections
 import dataclasses
+import pathlib
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from jaxpaged.errors import JobError
 from jaxpaged.job import columns
 from jaxpaged.job.sections import EvalSpec
 
@@ -105,6 +108,22 @@ class Tally:
         """Rows that failed."""
         return self._error_counts.total()
 
+    def add_part(self, path: pathlib.Path) -> None:
+        """Counts the rows of a finished part.
+
+        Raises:
+            JobError: It cannot be read.
+        """
+        try:
+            with pq.ParquetFile(path) as part:
+                for batch in part.iter_batches(columns=list(self.columns)):
+                    self.add(pa.Table.from_batches([batch]))
+        except (pa.ArrowException, OSError) as error:
+            raise JobError(
+                f"{path}: a finished part is damaged ({str(error).splitlines()[0]}); delete it "
+                "and run the job again"
+            ) from None
+
     def add(self, table: pa.Table) -> None:
         """Counts the rows of a table that has at least `columns`."""
         self.num_rows += table.num_rows
@@ -147,7 +166,9 @@ class Tally:
         return ScoreCount(correct=counter[True], scored=counter.total())
 
     def _add_errors(self, table: pa.Table) -> None:
-        failed = table.filter(pc.call_function("is_valid", [table["error_code"]]))
+        # Of these columns only: the grouping column may have a type that Arrow cannot filter.
+        failed = table.select(["error_code", "error_message", "row"])
+        failed = failed.filter(pc.call_function("is_valid", [failed["error_code"]]))
         codes = failed["error_code"].to_pylist()
         self._error_counts.update(codes)
         for position, code in enumerate(codes):

@@ -10,17 +10,15 @@ import rich.console
 import rich.table
 import rich.text
 
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN
+from jaxpaged.cache.capacity import blocks_for
 from jaxpaged.errors import JaxPagedError
 from jaxpaged.job import output_folder, planned_job, reader
 from jaxpaged.job.planned_job import PlannedJob
-from jaxpaged.job.prompts import PromptBuilder
+from jaxpaged.job.prompts import Prompt, PromptBuilder
 from jaxpaged.job.row_batch import Row
 from jaxpaged.job.row_fault import RowFault
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Unit
-from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
-from jaxpaged.model.source import locate
 
 _SHOWN_CHARS = 2000
 
@@ -49,37 +47,38 @@ class Validation:
     Attributes:
         job: The job and its input.
         prompts: The first prompts.
-        max_model_len: Most tokens of prompt and completion together.
         warnings: What would keep the job from running as it is.
+        exit_code: What a run would end with at once; 0 if it would start.
     """
 
     job: PlannedJob
     prompts: tuple[PromptPreview, ...]
-    max_model_len: int
     warnings: tuple[str, ...]
+    exit_code: int
 
 
 def validate(spec: JobSpec, num_rows: int) -> Validation:
     """Checks a job and makes the prompts of its first rows.
 
     Raises:
-        ConfigError: The job, or the model's files, are not right.
+        ConfigError: The job, or the model's files, are not right, or do not suit each other.
         InputSchemaError: The input is missing, broken, or not what the job needs.
     """
     job = planned_job.plan(spec)
-    checkpoint = open_checkpoint(locate(spec.model))
-    builder = PromptBuilder(spec, checkpoint.tokenizer(), job.inputs.schema.names)
-    max_model_len = _max_model_len(spec, checkpoint)
+    job.check_model()
+    builder = PromptBuilder(spec, job.checkpoint.tokenizer(), job.inputs.schema.names)
     previews: list[PromptPreview] = []
     first = Unit(index=0, start=0, stop=min(num_rows, job.inputs.num_rows))
     for batch in reader.read(job.inputs, job.columns.needed, [first]):
         rows = batch.rows(builder.columns)
-        previews += [_preview(row, builder, max_model_len) for row in rows]
+        previews += [_preview(row, builder, job) for row in rows]
+    state, exit_code = _look_at_output(job)
+    problems = [f"{preview.row}: {preview.problem}" for preview in previews if preview.problem]
     return Validation(
         job=job,
         prompts=tuple(previews),
-        max_model_len=max_model_len,
-        warnings=_warnings(job, previews),
+        warnings=(*problems, *state),
+        exit_code=exit_code,
     )
 
 
@@ -108,33 +107,45 @@ def show(validation: Validation, console: rich.console.Console) -> None:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _max_model_len(spec: JobSpec, checkpoint: Checkpoint) -> int:
-    limit = checkpoint.config.max_position_embeddings
-    return spec.engine.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
-
-
-def _preview(row: Row, builder: PromptBuilder, max_model_len: int) -> PromptPreview:
+def _preview(row: Row, builder: PromptBuilder, job: PlannedJob) -> PromptPreview:
     try:
         row.check()
         prompt = builder.build(row.cells)
     except RowFault as fault:
         return PromptPreview(row=row.place, text="", num_tokens=None, problem=str(fault))
-    problem = None
-    if len(prompt.ids) >= max_model_len:
-        problem = (
-            f"{len(prompt.ids):,} tokens leave no room for a completion; engine.max_model_len is "
-            f"{max_model_len:,}"
-        )
     return PromptPreview(
-        row=row.place, text=builder.text(prompt), num_tokens=len(prompt.ids), problem=problem
+        row=row.place,
+        text=builder.text(prompt),
+        num_tokens=len(prompt.ids),
+        problem=_problem(prompt, job),
     )
 
 
-def _warnings(job: PlannedJob, previews: list[PromptPreview]) -> tuple[str, ...]:
-    found = [f"{preview.row}: {preview.problem}" for preview in previews if preview.problem]
+def _problem(prompt: Prompt, job: PlannedJob) -> str | None:
+    """Why the engine would refuse the prompt, as far as that is known without one."""
+    num_tokens, engine = len(prompt.ids), job.spec.engine
+    room = job.max_model_len - num_tokens
+    if room < 1:
+        return (
+            f"{num_tokens:,} tokens leave no room for a completion; engine.max_model_len is "
+            f"{job.max_model_len:,}"
+        )
+    wanted = min(prompt.params.max_tokens or 1, room)
+    # The last token needs no slot.
+    needed = blocks_for(num_tokens + wanted - 1, engine.block_size)
+    if engine.num_blocks is not None and needed > engine.num_blocks:
+        return (
+            f"{num_tokens:,} tokens and {wanted:,} new ones need {needed:,} blocks; "
+            f"engine.num_blocks is {engine.num_blocks:,}"
+        )
+    return None
+
+
+def _look_at_output(job: PlannedJob) -> tuple[list[str], int]:
+    """What a run would say of the output folder, and the exit code it would end with."""
     try:
         if output_folder.is_finished(job.output, job.record, job.units):
-            found.append(f"{job.output} already holds this job, finished: a run would do nothing")
+            return [f"{job.output} already holds this job, finished: a run would do nothing"], 0
     except JaxPagedError as error:
-        found.append(f"a run would be refused: {error}")
-    return tuple(found)
+        return [f"a run would be refused: {error}"], error.exit_code
+    return [], 0

@@ -6,37 +6,19 @@ transformers' `apply_chat_template` does. Knows nothing of tokens.
 """
 
 import datetime
-import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
 
 from jaxpaged.errors import JaxPagedError
+from jaxpaged.model import sandbox
 
 MAX_TEMPLATE_CHARS = 1_000_000
-MAX_OUTPUT_CHARS = 16_000_000
-_MAX_EXPONENT = 1000
 _MAX_MESSAGE_CHARS = 500
-
-# What a template can raise while it runs on messages that it did not expect.
-_RUN_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 class TemplateError(JaxPagedError):
@@ -89,47 +71,22 @@ class ChatTemplate:
             TemplateError: The template refuses the messages (its own message is kept), fails on
                 them, or writes too much.
         """
-        pieces: list[str] = []
-        num_chars = 0
         try:
-            for piece in self._template.generate(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._variables,
-            ):
-                num_chars += len(piece)
-                if num_chars > MAX_OUTPUT_CHARS:
-                    raise TemplateError(
-                        f"the chat template wrote more than {MAX_OUTPUT_CHARS} characters"
-                    )
-                pieces.append(piece)
-        except _RUN_ERRORS as error:
+            return sandbox.join(
+                self._template.generate(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=None,
+                    documents=None,
+                    **self._variables,
+                )
+            )
+        except sandbox.OutputTooLong:
+            raise TemplateError(
+                f"the chat template wrote more than {sandbox.MAX_OUTPUT_CHARS} characters"
+            ) from None
+        except sandbox.RUN_ERRORS as error:
             raise TemplateError(_words(error)) from None
-        return "".join(pieces)
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The immutable sandbox, which by itself lets `'a' * 10**9` run."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(
-        self,
-        context: jinja2.runtime.Context,
-        operator: str,
-        left: Any,  # noqa: ANN401
-        right: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        if operator == "**":
-            is_big = abs(left) > 1 and right > _MAX_EXPONENT
-        else:
-            sizes = [len(side) if isinstance(side, Sequence) else side for side in (left, right)]
-            is_big = sizes != [left, right] and math.prod(sizes) > MAX_OUTPUT_CHARS
-        if is_big:
-            raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -144,13 +101,13 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(
+def _environment() -> sandbox.Environment:
+    environment = sandbox.Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = sandbox.json_filter()
     # Read once, so that all prompts of a job agree on the date.
     now = datetime.datetime.now()
     environment.globals["strftime_now"] = now.strftime
@@ -160,23 +117,6 @@ def _environment() -> _Environment:
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
 
 
 def _words(error: BaseException) -> str:

@@ -91,7 +91,7 @@ def _check(path: pathlib.Path, model: str) -> pathlib.Path:
         ) from None
     except OSError as error:
         raise ConfigError(f"model: {model!r}: cannot read {path}: {error.strerror}") from None
-    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path.suffix == ".gguf"):
+    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and path.suffix.lower() == ".gguf"):
         return path
     raise CheckpointError(
         f"model: {model!r}: {path} is neither a folder in Hugging Face layout nor a .gguf file"

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from tiny import write_tiny_llama
 
+from jaxpaged import cli
 from jaxpaged._version import VERSION
 from jaxpaged.cli import main
 
@@ -61,12 +63,87 @@ def test_a_job_from_end_to_end_and_again(job, tmp_path):
     assert table["error_code"].to_pylist() == [None, None, "null_prompt", None]
 
     again = invoke("run", job, "--set", f"model={tmp_path / 'gone'}")
+    assert again.exit_code == 2
+    assert "gone does not exist" in again.stderr
+    again = invoke("run", job, "--set", "sampling.max_tokens=5")
     assert again.exit_code == 3
-    assert "model:" in again.stderr
+    assert "sampling.max_tokens: 4 -> 5" in again.stderr
     again = invoke("run", job)
     assert again.exit_code == 0
     assert "already finished, nothing to do" in again.stdout
     assert "KV pool" not in again.stderr
+
+
+def run_process(*arguments: object, **options) -> subprocess.Popen:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-c", "from jaxpaged.cli import main; main()"]
+    return subprocess.Popen(
+        [*command, *(str(argument) for argument in arguments)], text=True, **options
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_bug_and_the_job_is_finished(job, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = run_process("run", job, stdout=writer, stderr=writer)
+    os.close(writer)
+
+    process.wait(120)
+
+    assert (tmp_path / "out/_SUCCESS").is_file()
+    version = run_process("version", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert version.stdout is not None
+    version.stdout.close()
+    assert version.stderr is not None
+    assert "bug" not in version.stderr.read()
+    version.stderr.close()
+    version.wait(60)
+
+
+def test_a_terminal_without_unicode_gets_question_marks(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    (tmp_path / "rows.parquet").rename(tmp_path / "größe.parquet")
+    process = run_process(
+        "run",
+        job,
+        "--set",
+        "input.path=größe.parquet",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    stdout, stderr = process.communicate(timeout=120)
+
+    assert process.returncode == 0, stderr
+    assert "gr??e.parquet" in stdout
+
+
+def test_an_interrupt_outside_of_a_job_is_130():
+    @click.command()
+    @cli._ends_well
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    result = CliRunner().invoke(interrupted)
+
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_a_device_that_is_not_there_is_named(job, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    process = run_process(
+        "run",
+        job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    _, stderr = process.communicate(timeout=120)
+
+    assert process.returncode == 2
+    assert "JAX cannot start its device" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_quiet_prints_nothing(job):

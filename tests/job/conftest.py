@@ -26,6 +26,12 @@ def make_tokenizer(tmp_path_factory) -> Callable[..., Tokenizer]:
 
 
 @pytest.fixture(scope="session")
+def model(tmp_path_factory) -> pathlib.Path:
+    """A tiny model's folder; nobody changes it."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
 def tokenizer(make_tokenizer) -> Tokenizer:
     """With a beginning-of-sequence token and a chat template."""
     return make_tokenizer()
@@ -45,12 +51,12 @@ def write_rows(tmp_path) -> Callable[..., pathlib.Path]:
 
 
 @pytest.fixture
-def make_spec(tmp_path) -> Callable[..., JobSpec]:
+def make_spec(tmp_path, model) -> Callable[..., JobSpec]:
     """A job from the test's `in` folder to its `out` folder; sections are merged by key."""
 
     def make(**sections) -> JobSpec:
         job: dict[str, Any] = {
-            "model": "unused",
+            "model": str(model),
             "input": {"path": str(tmp_path / "in")},
             "output": {"path": str(tmp_path / "out")},
         }

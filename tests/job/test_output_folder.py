@@ -39,7 +39,10 @@ def finished(tmp_path) -> pathlib.Path:
 def test_a_finished_folder_says_so(finished, tmp_path):
     assert output_folder.is_finished(finished, JOB, UNITS)
     assert output_folder.read_report(finished) == {"rows": 4}
-    assert json.loads((finished / "_SUCCESS").read_text()) == {"rows": 4}
+    assert json.loads((finished / "_SUCCESS").read_text()) == {
+        "rows": 4,
+        "part_bytes": {path.name: path.stat().st_size for path in finished.glob("*.parquet")},
+    }
     assert not output_folder.is_finished(tmp_path / "other", JOB, UNITS)
 
 
@@ -56,7 +59,7 @@ def test_a_missing_part_makes_the_job_unfinished(finished):
     assert not output_folder.is_finished(finished, JOB, UNITS)
     with OutputFolder(finished) as folder:
         folder.claim(JOB, UNITS)
-        assert folder.finished_units(UNITS, SCHEMA) == {0}
+        assert folder.finished_units(UNITS, SCHEMA) == ({0}, [])
         assert not (finished / "_SUCCESS").exists()
 
 
@@ -67,8 +70,54 @@ def test_a_damaged_part_is_removed_and_redone(finished):
 
     with OutputFolder(finished) as folder:
         folder.claim(JOB, UNITS)
-        assert folder.finished_units(UNITS, SCHEMA) == set()
+        assert folder.finished_units(UNITS, SCHEMA) == (
+            set(),
+            ["part-000000.parquet", "part-000001.parquet"],
+        )
     assert not part.exists()
+
+
+def test_parts_that_changed_since_make_the_job_unfinished(finished):
+    part = finished / "part-000000.parquet"
+    part.write_bytes(part.read_bytes()[:30])
+    assert not output_folder.is_finished(finished, JOB, UNITS)
+
+    part.unlink()
+    part.mkdir()
+    assert not output_folder.is_finished(finished, JOB, UNITS)
+
+
+def test_a_directory_in_a_file_s_place_is_one_message(finished):
+    part = finished / "part-000001.parquet"
+    part.unlink()
+    part.mkdir()
+    with OutputFolder(finished) as folder:
+        folder.claim(JOB, UNITS)
+        with pytest.raises(JobError, match=r"000001.parquet: cannot read this part: Is a dir"):
+            folder.finished_units(UNITS, SCHEMA)
+    part.rmdir()
+
+    (finished / "_SUCCESS").mkdir()
+    with (
+        OutputFolder(finished) as folder,
+        pytest.raises(JobError, match=r"cannot write to .*_SUCCESS: Is a directory"),
+    ):
+        folder.claim(JOB, UNITS)
+
+    (finished / "_jaxpaged" / "tmp" / "stray").mkdir()
+    with (
+        pytest.raises(JobError, match=r"cannot write to .*tmp/stray: Is a directory"),
+        OutputFolder(finished),
+    ):
+        pass
+
+
+def test_a_record_of_another_format_is_refused(finished):
+    record = finished / "_jaxpaged" / "job.json"
+    record.write_text(json.dumps(JOB | {"format": 99}))
+
+    with pytest.raises(IdentityError, match=r"format of the record: 99 -> none"):
+        output_folder.is_finished(finished, JOB, UNITS)
 
 
 def test_parts_of_a_job_that_differs_are_refused_with_the_difference(finished):

@@ -59,7 +59,7 @@ def test_rows_have_their_cells_results_and_addresses(write_rows, build):
         {"file": "a.parquet", "row_group": 0, "index": 1},
         {"file": "a.parquet", "row_group": 1, "index": 0},
     ]
-    assert table["token_ids"].to_pylist() == [[1, 2], None, None]
+    assert table["token_ids"].to_pylist() == [[1, 2], [], []]
     assert table["prompt_tokens"].to_pylist() == [3, None, None]
     assert table["ends_in_partial_character"].to_pylist() == [False, False, True]
 

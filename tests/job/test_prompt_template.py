@@ -1,9 +1,9 @@
 import pytest
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.job import prompt_template
 from jaxpaged.job.prompt_template import PromptTemplate
 from jaxpaged.job.row_fault import RowFault
+from jaxpaged.model import sandbox
 
 
 def render(source: str, **cells: object) -> str:
@@ -33,12 +33,26 @@ def test_row_text_is_never_a_template_and_never_escaped(text):
         "{{ [q] | join }}",
         "{{ s }}",
         "{{ 'x %s' % q }}",
-        "{{ none }}",
+        "{{ q + 1 }}",
+        "{{ 1 - q }}",
+        "{{ q.upper() }}",
+        "{{ q.k }}",
+        "{{ q['k'][0] }}",
+        "{{ q | length }}",
+        "{{ q | int }}",
+        "{% for x in q %}{% endfor %}",
+        "{% if q > 1 %}{% endif %}",
     ],
 )
-def test_a_null_never_becomes_text(source):
-    with pytest.raises(RowFault, match=r"null_prompt: input.prompt would write a null"):
+def test_a_null_never_becomes_text_and_its_column_is_named(source):
+    reason = r"^null_prompt: input.prompt would write a null of column '[qs]'$"
+    with pytest.raises(RowFault, match=reason):
         render(source, q=None, s={"inner": None})
+
+
+def test_the_literal_none_is_no_text_either():
+    with pytest.raises(RowFault, match=r"^null_prompt: input.prompt would write a null$"):
+        render("{{ none }}")
 
 
 def test_a_null_can_be_asked_for():
@@ -49,6 +63,7 @@ def test_a_null_can_be_asked_for():
     assert render("{{ q or 'nothing' }}", q=None) == "nothing"
     assert render("{{ q is none }} {{ q == none }}", q=None) == "True True"
     assert render("{{ s | tojson }}", s=[None]) == "[null]"
+    assert render("{% if q.k == 'a' %}yes{% else %}no{% endif %}", q=None) == "no"
 
 
 @pytest.mark.parametrize(
@@ -83,18 +98,72 @@ def test_randomness_and_other_templates_are_not_available():
     assert "lipsum" in PromptTemplate("{{ lipsum() }}", key="k").names
 
 
-def test_protection_covers_nested_text_and_survives_printing_a_list():
+def test_one_line_says_what_is_unknown():
+    with pytest.raises(ConfigError) as caught:
+        render("a\n{{ q | nofilter }}", q="a")
+
+    assert str(caught.value) == "input.prompt: line 2 of the template: No filter named 'nofilter'."
+
+
+def test_one_row_cannot_exhaust_the_memory():
+    with pytest.raises(RowFault, match=r"template_error: input.prompt: the result of \* is too"):
+        render("{{ 'x' * n }}", n=10**12)
+
+
+def marked(source: str, **cells: object) -> str:
+    """Rendered with a mark in front of every `!` of data."""
     template = PromptTemplate(
-        "{{ a }} {{ b[0] }} {{ c.d }} {{ b }}",
+        source,
         key="k",
-        protect=lambda text: text.replace("!", "\ufdd0!"),
-        unprotect=lambda text: text.replace("\ufdd0", ""),
+        protect=lambda text: text.replace("!", "^!"),
+        unprotect=lambda text: text.replace("^!", "!"),
     )
+    return template.render(cells)
 
-    text = template.render({"a": "!", "b": ["!"], "c": {"d": "!"}})
 
-    assert text == "\ufdd0! \ufdd0! \ufdd0! ['\ufdd0!']"
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("! {{ a }}", "! x^!"),
+        ("{{ b }}", "['x^!']"),
+        ("{{ b[0] }} {{ c.d }}", "x^! x^!"),
+        ("{{ '!' }}", "^!"),
+        ("{{ b | tojson }}", '["x^!"]'),
+        ("{{ a | length }} {{ a[-1:] }} {{ a ~ a }}", "2 ^! x^!x^!"),
+        ("{% if a == 'x!' and a in ['x!'] %}same{% endif %}", "same"),
+        ("{{ {'x!': 'found'}[a] }}", "found"),
+        ("{% macro m(t) %}!{{ t }}{% endmacro %}{{ m(a) }}", "!x^!"),
+        ("{% macro m(t) %}!{{ t }}{% endmacro %}{{ m(m(a)) }}", "!!x^!"),
+        ("{% macro m(t) %}!{{ t }}{% endmacro %}{{ m(a) | upper }}", "^!X^!"),
+        ("{% macro m(t) %}!{{ t }}{% endmacro %}{{ m(a)|length }}", "3"),
+        ("{% set t %}!{{ a }}{% endset %}{{ t }} {{ t == '!x!' }}", "!x^! True"),
+        ("{% set t | upper %}{{ a }}{% endset %}{{ t }}", "X^!"),
+        ("{% for x in [1, [2]] recursive %}!{{ a }}{% endfor %}", "!x^!!x^!"),
+        (
+            "{% for x in e recursive %}!{{ x.d }}{{ loop(x.e) if x.e else '' }}{% endfor %}",
+            "!1^!!2^!",
+        ),
+        ("{% block b %}!{{ a }}{% endblock %}{{ self.b() }}", "!x^!!x^!"),
+    ],
+)
+def test_templates_see_cells_as_they_are_and_data_is_protected_once(source, text):
+    tree = [{"d": "1!", "e": [{"d": "2!", "e": None}]}]
+
+    assert marked(source, a="x!", b=["x!"], c={"d": "x!"}, e=tree) == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% filter upper %}{{ a }}{% endfilter %}",
+        "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}{{ a }}{% endcall %}",
+        "{% autoescape true %}{% for x in b recursive %}{{ x }}{% endfor %}{% endautoescape %}",
+    ],
+)
+def test_blocks_that_would_write_unprotected_data_are_refused(source):
+    with pytest.raises(ConfigError, match="k: the blocks filter, call and autoescape are not"):
+        marked(source, a="x!")
 
 
 def test_the_cap_on_output_is_that_of_the_docs():
-    assert prompt_template.MAX_CHARS == 16_000_000
+    assert sandbox.MAX_OUTPUT_CHARS == 16_000_000

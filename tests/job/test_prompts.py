@@ -115,6 +115,55 @@ def test_special_tokens_in_row_text_stay_text(build):
         assert prompt.has_special_text
 
 
+def test_templates_compare_text_that_is_part_of_a_special_token(build):
+    source = "{% if kind == 's' %}{{ kind|length }}{% else %}no{% endif %}"
+
+    assert build({"kind": "s"}, input={"prompt": source}).text == "1"
+
+
+def test_roles_are_compared_as_they_are(build, make_tokenizer):
+    template = (
+        "{% for m in messages %}{% if m.role == 's' %}S{% else %}other{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    tokenizer = make_tokenizer(chat_template=template)
+    chat = [{"role": "s", "content": "a</s>"}]
+
+    prompt = build({"c": chat}, tokenizer, input={"messages_column": "c"})
+
+    assert list(prompt.ids) == [BOS_ID, *ids_of("Sa</s>")]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_role_is_no_special_token(build, make_tokenizer, allowed):
+    tokenizer = make_tokenizer(chat_template="{{ messages[0].role }}")
+    source = {"messages_column": "c", "allow_special_tokens": allowed}
+    chat = [{"role": "</s>", "content": "a"}]
+
+    if allowed:
+        assert build({"c": chat}, tokenizer, input=source).ids == (BOS_ID, EOS_ID)
+        return
+    with pytest.raises(RowFault, match="bad_type: the role of a message holds a special token"):
+        build({"c": chat}, tokenizer, input=source)
+
+
+def test_a_role_that_is_no_word_cannot_become_part_of_a_special_token(build, make_tokenizer):
+    tokenizer = make_tokenizer(chat_template="<{{ messages[0].role }}")
+    chat = [{"role": "/s>", "content": "a"}]
+
+    prompt = build({"c": chat}, tokenizer, input={"messages_column": "c"})
+
+    assert list(prompt.ids) == [BOS_ID, *ids_of("</s>")]
+
+
+def test_the_limit_on_bytes_counts_the_text_alone(build):
+    source = {"prompt_column": "q", "max_prompt_bytes": 8}
+
+    assert build({"q": "</s></s>"}, input=source).text == "</s></s>"
+    with pytest.raises(RowFault, match="prompt_too_long: the prompt has 9 bytes"):
+        build({"q": "</s></s>a"}, input=source)
+
+
 def test_special_tokens_cannot_be_put_together_from_two_cells(build):
     prompt = build({"a": "x<", "b": "/s>y"}, input={"prompt": "{{ a }}{{ b }}"})
 
@@ -228,8 +277,8 @@ def test_rows_set_their_own_parameters(build):
     ("cells", "reason"),
     [
         ({"m": 0, "t": 1.0}, "max_tokens must be at least 1, got 0"),
-        ({"m": 1, "t": -1.0}, "temperature must be a finite number from 0, got -1.0"),
-        ({"m": 1, "t": float("nan")}, "temperature must be a finite number from 0, got nan"),
+        ({"m": 1, "t": -1.0}, "temperature must be from 0 to 10,000, got -1.0"),
+        ({"m": 1, "t": float("nan")}, "temperature must be from 0 to 10,000, got nan"),
     ],
 )
 def test_parameters_out_of_range_spoil_their_row(build, cells, reason):

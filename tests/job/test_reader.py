@@ -118,7 +118,7 @@ def test_no_rows_and_no_row_groups_are_fine(write_rows, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), "dictionary", "list<struct>"],
+    [pa.string(), pa.large_string(), pa.string_view(), "dictionary", "list<struct>", "list<view>"],
     ids=str,
 )
 def test_text_that_is_not_utf_8_spoils_its_row_only(tmp_path, kind):
@@ -127,11 +127,12 @@ def test_text_that_is_not_utf_8_spoils_its_row_only(tmp_path, kind):
         write_invalid(path)
         table = pq.read_table(path, read_dictionary=["q"])
         pq.write_table(table, path)
-    elif kind == pa.string_view():
+    elif kind in (pa.string_view(), "list<view>"):
         write_invalid(path)
         raw = pq.read_table(path).column("q").cast(pa.binary()).combine_chunks()
         view = raw.cast(pa.binary_view()).view(pa.string_view())
-        pq.write_table(pa.table({"id": [0, 1, 2], "q": view}), path)
+        cells = pa.ListArray.from_arrays([0, 1, 2, 3], view) if kind == "list<view>" else view
+        pq.write_table(pa.table({"id": [0, 1, 2], "q": cells}), path)
     else:
         write_invalid(path, None if kind == pa.string() else kind)
 

@@ -8,6 +8,7 @@ import rich.console
 from jaxpaged.job import report, report_table
 from jaxpaged.job.feeder import Sample
 from jaxpaged.job.report import JobReport, OutputFacts, RunFacts
+from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.tally import ErrorCount, MetricScore, RowError, ScoreCount
 
 
@@ -84,6 +85,51 @@ def test_speed_is_tokens_over_the_phase_s_own_time(full):
     assert full.run.tokens_per_second("prefill") == 250.0
     assert full.run.tokens_per_second("decode") is None
     assert RunFacts().tokens_per_second("decode") is None
+
+
+@pytest.mark.parametrize(
+    ("output", "input_rows", "scored", "expected"),
+    [
+        ({"rows": 20, "finish_reasons": {"stop": 20}}, 20, 20, ()),
+        ({"rows": 0, "finish_reasons": {}}, 0, 0, ("the input has no rows",)),
+        (
+            {"rows": 4, "finish_reasons": {"error": 4}},
+            4,
+            4,
+            ("100% of the rows failed; see their error_code and error_message",),
+        ),
+        (
+            {"rows": 9, "finish_reasons": {"stop": 9}},
+            9,
+            7,
+            (
+                "2 of 9 rows have no contains score: their reference (answer) cannot be compared "
+                "with",
+            ),
+        ),
+    ],
+    ids=["nothing", "no rows", "all failed", "not scored"],
+)
+def test_what_a_user_should_look_at_is_warned_of(full, output, input_rows, scored, expected):
+    spec = JobSpec.from_dict(
+        {
+            "model": "m",
+            "input": {"path": "a", "prompt": "b"},
+            "output": {"path": "c"},
+            "eval": {"reference": "answer", "metrics": ["contains"]},
+        }
+    )
+    score = MetricScore(metric="contains", overall=ScoreCount(correct=0, scored=scored), by={})
+
+    found = report.warnings(
+        dataclasses.replace(full.output, **output),
+        RunFacts(),
+        spec,
+        input_rows=input_rows,
+        scores=(score,),
+    )
+
+    assert found == expected
 
 
 def test_the_table_says_everything_on_plain_lines(full):

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from scripted_engine import ScriptedEngine
 from tiny import write_tiny_llama
 
 from jaxpaged.errors import (
+    CheckpointError,
     ConfigError,
     IdentityError,
     InputSchemaError,
+    JobError,
     OutputConflictError,
     TooManyRowErrors,
 )
@@ -121,6 +124,31 @@ def test_rows_at_fault_become_rows(write_rows, make_spec, engine, out):
     }
 
 
+def test_failed_rows_have_a_seed_and_no_tokens_like_others(write_rows, make_spec, engine, out):
+    write_rows(q=["ok", None, None, None, "x" * 40], s=[5, 6, None, -1, 8])
+    spec = make_spec(
+        input={"prompt_column": "q"},
+        output={"token_ids": True},
+        sampling={"columns": {"seed": "s"}, "max_tokens": 2},
+        seed=9,
+    )
+
+    run_job(spec, engine=engine(max_model_len=32))
+
+    assert [row["seed"] for row in rows(out)] == [5, 6, 9, 9, 8]
+    assert [row["token_ids"] for row in rows(out)] == [[0, 1], [], [], [], []]
+
+
+def test_views_and_failed_rows_go_together(write_rows, make_spec, engine, out):
+    lists = pa.array([["a"], None], pa.list_(pa.string_view()))
+    write_rows(q=pa.array(["a", None], pa.string_view()), tags=lists)
+
+    report = run_job(make_spec(input={"prompt_column": "q"}), engine=engine())
+
+    assert report.num_errors == 1
+    assert [row["tags"] for row in rows(out)] == [["a"], None]
+
+
 def test_text_that_is_not_utf_8_spoils_one_row(tmp_path, make_spec, engine, out):
     raw = pa.array([b"fine", b"\xff", b"good"])
     text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
@@ -177,6 +205,72 @@ def test_a_finished_job_is_reported_without_a_model(write_rows, make_spec, engin
     assert again.scores[0].overall.mean == 0.5
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
     assert run_job(make_spec(input={"prompt_column": "q"}, eval=scoring, max_errors=1)) == again
+
+
+def test_a_finished_job_that_was_moved_is_reported_where_it_is(
+    write_rows, make_spec, engine, out, tmp_path
+):
+    write_rows(q=["a"])
+    run_job(make_spec(input={"prompt_column": "q"}), engine=engine())
+    out.rename(tmp_path / "moved")
+
+    spec = make_spec(input={"prompt_column": "q"}, output={"path": str(tmp_path / "moved")})
+
+    assert run_job(spec).output.path == str(tmp_path / "moved")
+
+
+def test_a_damaged_part_is_told_of_and_completed_again(write_rows, make_spec, engine, out):
+    write_rows(q=["a", "b", "c"])
+    spec = make_spec(input={"prompt_column": "q"}, output={"rows_per_part": 1})
+    run_job(spec, engine=engine())
+    before = rows(out)
+    part = out / "part-000001.parquet"
+    part.write_bytes(part.read_bytes()[:300])
+    watch = Watch()
+
+    report = run_job(spec, engine=engine(), progress=watch)
+
+    assert rows(out) == before
+    assert watch.notes[0] == "part-000001.parquet is damaged and is completed again"
+    assert (report.run.parts_kept, report.run.parts_discarded, report.run.rows) == (2, 1, 1)
+    assert report.warnings == ("1 parts of earlier runs were damaged and are replaced",)
+
+
+def test_parts_of_another_model_are_not_continued(write_rows, make_spec, engine, out, tmp_path):
+    write_rows(q=["a", "b", "c"])
+    model = write_tiny_llama(tmp_path / "model")
+    spec = make_spec(model=str(model), input={"prompt_column": "q"}, output={"rows_per_part": 1})
+    run_job(spec, engine=engine())
+    (out / "part-000001.parquet").unlink()
+    (out / "_SUCCESS").unlink()
+    shutil.rmtree(model)
+    write_tiny_llama(model, layers=1)
+
+    with pytest.raises(IdentityError, match=r"the model's weights: "):
+        run_job(spec, engine=engine())
+    assert parts(out) == ["part-000000.parquet", "part-000002.parquet"]
+
+
+def test_a_model_that_does_not_suit_the_job_leaves_no_folder(
+    write_rows, make_spec, engine, out, tmp_path
+):
+    write_rows(q=["a"])
+    column = {"input": {"prompt_column": "q"}}
+    messages = [{"role": "user", "content": "{{ q }}"}]
+    truncated = write_tiny_llama(tmp_path / "truncated")
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    plain = write_tiny_llama(tmp_path / "plain", chat_template=None)
+
+    with pytest.raises(ConfigError, match="does not exist"):
+        run_job(make_spec(model=str(tmp_path / "tpyo"), **column))
+    with pytest.raises(CheckpointError):
+        run_job(make_spec(model=str(truncated), **column))
+    with pytest.raises(ConfigError, match=r"max_model_len is 1000, .* at most 256"):
+        run_job(make_spec(engine={"max_model_len": 1000}, **column))
+    with pytest.raises(ConfigError, match="no chat template"):
+        run_job(make_spec(model=str(plain), input={"messages": messages}))
+    assert not out.exists()
 
 
 def test_a_lost_report_is_counted_again(write_rows, make_spec, engine, out):
@@ -250,6 +344,9 @@ def test_too_many_row_errors_fail_the_job_and_keep_its_parts(write_rows, make_sp
     assert not (out / "_SUCCESS").exists()
     report = json.loads((out / "_jaxpaged" / "report.json").read_text())
     assert report["state"] == "too many row errors"
+    assert report["run"]["row_errors"] > 3
+    assert "raise max_errors and run the job again" in message
+    assert "correct the input and run it with a new output.path" in message
     assert all(row["completion"] == "[a]" for row in rows(out))
 
     # The limit is no result key: the job goes on behind its parts.
@@ -293,7 +390,9 @@ def test_an_interrupted_job_continues_behind_its_parts(
     for _ in range(3):
         double = engine(max_num_seqs=4)
         stamps = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
-        with pytest.raises(JobInterrupted, match=r"of 64 rows; finished parts are kept"):
+        with pytest.raises(
+            JobInterrupted, match=r"of 64 rows; the \d+ rows of finished parts are kept"
+        ):
             run_job(spec, engine=double, should_stop=StopAfter(5))
         assert not double.has_work()
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
@@ -312,6 +411,26 @@ def test_an_interrupted_job_continues_behind_its_parts(
     assert report.run.rows == 64 - 8 * report.run.parts_kept
 
 
+def test_a_stopped_run_reports_what_is_in_the_folder(write_rows, make_spec, engine, out):
+    write_rows(q=["a"] * 6000)
+    spec = make_spec(
+        input={"prompt_column": "q"},
+        output={"rows_per_part": 100_000},
+        engine={"max_num_seqs": 64},
+    )
+
+    with pytest.raises(JobInterrupted, match=r"the 0 rows of finished parts are kept"):
+        run_job(spec, engine=engine(max_num_seqs=64), should_stop=StopAfter(80))
+
+    report = json.loads((out / "_jaxpaged" / "report.json").read_text())
+    assert report["run"]["rows"] > 4096, "rows were written aside"
+    assert (report["state"], report["output"]["parts"], report["output"]["rows"]) == (
+        "stopped",
+        0,
+        0,
+    )
+
+
 KILLED = """
 import pathlib, sys
 sys.path.insert(0, sys.argv.pop())
@@ -322,7 +441,7 @@ from jaxpaged.model.checkpoint import open_checkpoint
 
 model, source, out = sys.argv[1:]
 spec = JobSpec.from_dict({
-    "model": "unused", "input": {"path": source, "prompt_column": "q"},
+    "model": model, "input": {"path": source, "prompt_column": "q"},
     "output": {"path": out, "rows_per_part": 16}, "engine": {"max_num_seqs": 4}})
 tokenizer = open_checkpoint(pathlib.Path(model)).tokenizer()
 run_job(spec, engine=ScriptedEngine(tokenizer, max_num_seqs=4, pause=0.01))
@@ -420,6 +539,9 @@ def test_progress_counts_every_row_once(write_rows, make_spec, engine):
     assert done == sorted(done)
     assert done[-1] == 30
     assert watch.snapshots[-1].errors == 10
+    # Of the 20 prompts of two tokens and their completions of one.
+    assert watch.snapshots[-1].prompt_tokens == 20
+    assert watch.snapshots[-1].completion_tokens == 20
     assert watch.has_ended
 
 
@@ -445,7 +567,7 @@ def test_the_report_beside_the_parts_holds_no_row_text(write_rows, make_spec, en
             "file": "rows.parquet",
             "row_group": 0,
             "index": 1,
-            "message": "input.prompt would write a null",
+            "message": "input.prompt would write a null of column 'q'",
         }
     ]
     assert found["scores"][0]["overall"] == {"correct": 0, "scored": 2, "mean": 0.0}
@@ -493,6 +615,23 @@ def test_a_broken_input_ends_the_job_and_keeps_its_parts(write_rows, make_spec, 
     assert not double.has_work()
     assert len(rows(out)) >= 100
     assert not (out / "_SUCCESS").exists()
+    report = json.loads((out / "_jaxpaged" / "report.json").read_text())
+    assert report["state"] == "failed"
+    assert report["output"]["rows"] == len(rows(out))
+
+
+def test_a_part_that_cannot_be_read_is_never_deleted(write_rows, make_spec, engine, out):
+    write_rows(q=["a", "b"])
+    spec = make_spec(input={"prompt_column": "q"}, output={"rows_per_part": 1})
+    run_job(spec, engine=engine())
+    (out / "_SUCCESS").unlink()
+    part = out / "part-000001.parquet"
+    part.unlink()
+    part.symlink_to(part)
+
+    with pytest.raises(JobError, match=r"part-000001.parquet: cannot read this part: Too many"):
+        run_job(spec, engine=engine())
+    assert part.is_symlink()
 
 
 def test_an_engine_that_loses_a_row_is_an_error_and_no_hang(write_rows, make_spec, engine):

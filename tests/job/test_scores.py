@@ -1,3 +1,5 @@
+import decimal
+
 import pytest
 
 from jaxpaged.job import scores
@@ -15,6 +17,9 @@ from jaxpaged.job import scores
         ("Straße", "STRASSE", True),
         ("5", 5, True),
         ("5", 5.0, True),
+        ("5", decimal.Decimal("5.00"), True),
+        ("100", decimal.Decimal("1E+2"), True),
+        ("1.5", decimal.Decimal("1.50"), True),
         ("true", True, True),
         ("a", None, None),
         ("", "...", None),

@@ -91,7 +91,7 @@ def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
         ("sampling: {stop: ['']}", r"job.yaml:6: sampling.stop: must be non-empty strings"),
         ("sampling: {stop: 5}", r"sampling.stop\[0\]: expected text, found 5; put it in quotes"),
         ("sampling: {temperature: hot}", r"sampling.temperature: expected a number, found 'hot'"),
-        ("sampling: {temperature: .inf}", r"sampling.temperature: must be a finite number from 0"),
+        ("sampling: {temperature: .inf}", r"sampling.temperature: must be from 0 to 10,000"),
         ("sampling: {min_p: .nan}", r"sampling.min_p: must be from 0 to 1, got nan"),
         ("sampling: {max_tokens: 0}", r"sampling.max_tokens: must be at least 1, got 0"),
         ("sampling: {max_tokens: 2, min_tokens: 3}", r"min_tokens 3 is above max_tokens 2"),
@@ -176,7 +176,8 @@ def test_overrides_replace_and_add_keys(write_job, tmp_path):
         ("seed.x=5", r"--set seed.x: seed has no keys inside"),
         ("sampling.max_tokns=5", r"--set sampling.max_tokns: .*did you mean max_tokens\?"),
         ("sampling.max_tokens=x", r"--set sampling.max_tokens: .*a whole number, found 'x'"),
-        ("sampling.stop=[a", r"--set sampling.stop:1: .*expected ',' or ']'"),
+        ("sampling.max_tokens=[1", r"--set sampling.max_tokens: .*a whole number, found '\[1'"),
+        ("model=~nosuchuser/x", r"~nosuchuser/x: no such user's folder"),
     ],
 )
 def test_a_wrong_override_is_named(write_job, override, message):
@@ -194,6 +195,7 @@ def test_a_share_of_errors_counts_rows():
     job = {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}
 
     assert JobSpec.from_dict(job | {"max_errors": "5%"}).error_limit(50) == 2
+    assert JobSpec.from_dict(job | {"max_errors": "29%"}).error_limit(100) == 29
     assert JobSpec.from_dict(job | {"max_errors": 3}).error_limit(50) == 3
     assert JobSpec.from_dict(job | {"max_errors": 0}).error_limit(50) == 0
 
@@ -226,9 +228,9 @@ def test_every_key_is_either_a_result_key_or_a_run_key():
 def test_identity_ignores_run_keys_and_names_changed_results(make_spec, write_rows):
     rows = write_rows(q=["a", "b"])
 
-    def record(**sections):
+    def record(weights="abc", **sections):
         spec = make_spec(input={"prompt_column": "q"}, **sections)
-        return identity.record(spec, input_plan.plan(spec.input.path))
+        return identity.record(spec, input_plan.plan(spec.input.path), {"weights": weights})
 
     before = record(sampling={"max_tokens": 3})
 
@@ -236,6 +238,54 @@ def test_identity_ignores_run_keys_and_names_changed_results(make_spec, write_ro
     assert identity.differences(before, record(sampling={"max_tokens": 4})) == [
         "sampling.max_tokens: 3 -> 4"
     ]
+    assert identity.differences(before, record(sampling={"max_tokens": 3}, weights="abd")) == [
+        "the model's weights: 'abc' -> 'abd'"
+    ]
+    assert identity.differences(before | {"format": 99}, before) == [
+        f"format of the record: 99 -> {identity.FORMAT}"
+    ]
     rows.touch()
     changed = identity.differences(before, record(sampling={"max_tokens": 3}))
     assert [line.split(": ")[:2] for line in changed] == [["rows.parquet", "modified"]]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("prompt", "Say {{ q }} # not a comment"),
+        ("prompt", "[INST] {{ q }} [/INST]"),
+        ("prompt", "Q: {{ q }}"),
+        ("prompt", "{{ q }}: {{ q }}"),
+        ("prompt", "*{{ q }}*"),
+        ("path", "*.parquet"),
+    ],
+)
+def test_text_of_an_override_is_taken_as_it_is(write_job, key, text):
+    overrides = ["input.prompt_column=null", "input.prompt=x", f"input.{key}={text}"]
+
+    spec = JobSpec.from_file(write_job(JOB), overrides)
+
+    found = spec.input.prompt if key == "prompt" else spec.input.path[0].rpartition("/")[2]
+    assert found == text
+
+
+def test_a_quoted_override_is_unquoted_and_a_lone_mark_is_text(write_job):
+    path = write_job(JOB)
+    assert JobSpec.from_file(path, ["sampling.stop='null'"]).sampling.stop == ("null",)
+    assert JobSpec.from_file(path, ["sampling.stop=#"]).sampling.stop == ("#",)
+    assert JobSpec.from_file(path, ["sampling.stop=null"]).sampling.stop == ()
+
+
+def test_paths_to_the_same_model_are_one_path(write_job):
+    path = write_job(JOB)
+    one, other = (JobSpec.from_file(path, [f"model={m}"]) for m in ("m/tiny", "m/../m/tiny"))
+    assert one.model == other.model
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["sampling.top_k=3000000000", "sampling.temperature=1e300", "sampling.stop_token_ids=[1e12]"],
+)
+def test_numbers_that_the_device_cannot_hold_are_refused(write_job, override):
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        JobSpec.from_file(write_job(JOB), [override.replace("1e12", str(10**12))])

@@ -44,6 +44,15 @@ def test_counts_add_up_over_tables():
     assert counts.examples()[0] == "a, row group 0, row 1: null_prompt (why)"
 
 
+def test_failed_rows_are_found_beside_columns_that_arrow_cannot_filter():
+    counts = Tally(EvalSpec(reference="r", metrics=("contains",), by="kind"))
+    kinds = pa.array(["a", "b"], pa.string_view())
+    counts.add(table(score_contains=[True, False], kind=kinds, error_code=[None, "timeout"]))
+
+    assert counts.num_errors == 1
+    assert counts.scores()[0].by["b"] == ScoreCount(correct=0, scored=1)
+
+
 def test_scores_are_means_over_scored_rows_also_by_group():
     counts = Tally(EvalSpec(reference="r", metrics=("contains",), by="kind"))
     counts.add(table(score_contains=[True, False, None, True], kind=["a", "a", "b", None]))

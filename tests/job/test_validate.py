@@ -8,22 +8,17 @@ from jaxpaged.errors import CheckpointError, ConfigError
 from jaxpaged.job import validate
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return str(write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny"))
-
-
 def shown(found: validate.Validation) -> str:
     text = io.StringIO()
     validate.show(found, rich.console.Console(file=text, width=200))
     return text.getvalue()
 
 
-def test_the_first_prompts_are_shown_as_the_model_sees_them(write_rows, make_spec, model):
+def test_the_first_prompts_are_shown_as_the_model_sees_them(write_rows, make_spec):
     write_rows(q=["one", None, "three", "four"], row_group_size=1)
     messages = [{"role": "user", "content": "{{ q }}?"}]
 
-    found = validate.validate(make_spec(model=model, input={"messages": messages}), 3)
+    found = validate.validate(make_spec(input={"messages": messages}), 3)
 
     assert [(p.text, p.num_tokens) for p in found.prompts] == [
         ("<s><user>one?\n<assistant>", 21),
@@ -33,9 +28,10 @@ def test_the_first_prompts_are_shown_as_the_model_sees_them(write_rows, make_spe
     assert found.prompts[0].row == "rows.parquet, row group 0, row 0"
     assert found.warnings == (
         "rows.parquet, row group 1, row 0: null_prompt: input.messages[0].content would write a "
-        "null",
+        "null of column 'q'",
     )
-    assert found.max_model_len == 256
+    assert found.job.max_model_len == 256
+    assert found.exit_code == 0
     text = shown(found)
     assert "files: 1, rows: 4, parts: 1" in text
     assert r"'<s><user>one?\n<assistant>'" in text
@@ -43,32 +39,61 @@ def test_the_first_prompts_are_shown_as_the_model_sees_them(write_rows, make_spe
     assert "completion" in text
 
 
-def test_prompts_without_room_for_a_completion_are_warned_of(write_rows, make_spec, model):
+def test_prompts_without_room_for_a_completion_are_warned_of(write_rows, make_spec):
     write_rows(q=["x" * 6, "x" * 7, "x" * 8])
     sections = {"input": {"prompt_column": "q"}, "engine": {"max_model_len": 8}}
 
-    found = validate.validate(make_spec(model=model, **sections), 3)
+    found = validate.validate(make_spec(**sections), 3)
 
     assert [p.problem is None for p in found.prompts] == [True, False, False]
     assert "8 tokens leave no room for a completion; engine.max_model_len is 8" in found.warnings[0]
 
 
-def test_fewer_rows_than_asked_for_are_fine(write_rows, make_spec, model):
+def test_prompts_that_the_pool_cannot_hold_are_warned_of(write_rows, make_spec):
+    write_rows(q=["x" * 6, "x" * 7])
+    sections = {
+        "input": {"prompt_column": "q"},
+        "sampling": {"max_tokens": 10},
+        "engine": {"num_blocks": 2, "block_size": 8},
+    }
+
+    found = validate.validate(make_spec(**sections), 2)
+
+    assert found.prompts[0].problem is None
+    assert found.prompts[1].problem == (
+        "8 tokens and 10 new ones need 3 blocks; engine.num_blocks is 2"
+    )
+
+
+def test_settings_and_weights_that_a_run_would_refuse_are_refused(write_rows, make_spec, tmp_path):
     write_rows(q=["a"])
-    spec = make_spec(model=model, input={"prompt_column": "q"})
+    column = {"input": {"prompt_column": "q"}}
+    config = write_tiny_llama(tmp_path / "other", layers=1) / "config.json"
+    config.write_bytes((write_tiny_llama(tmp_path / "two") / "config.json").read_bytes())
+
+    with pytest.raises(ConfigError, match=r"max_model_len is 100000, .* at most 256"):
+        validate.validate(make_spec(engine={"max_model_len": 100_000}, **column), 1)
+    with pytest.raises(CheckpointError, match=r"model.layers.1.* missing"):
+        validate.validate(make_spec(model=str(config.parent), **column), 1)
+
+
+def test_fewer_rows_than_asked_for_are_fine(write_rows, make_spec):
+    write_rows(q=["a"])
+    spec = make_spec(input={"prompt_column": "q"})
 
     assert len(validate.validate(spec, 10).prompts) == 1
     assert validate.validate(spec, 0).prompts == ()
 
 
-def test_what_a_run_would_refuse_is_told(write_rows, make_spec, model, tmp_path):
+def test_what_a_run_would_refuse_is_told(write_rows, make_spec, tmp_path):
     write_rows(q=["a"])
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "other.txt").write_text("x")
 
-    found = validate.validate(make_spec(model=model, input={"prompt_column": "q"}), 1)
+    found = validate.validate(make_spec(input={"prompt_column": "q"}), 1)
 
     assert "a run would be refused: output.path" in found.warnings[0]
+    assert found.exit_code == 6
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["other.txt"]
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jaxpaged.model.chat_template import MAX_OUTPUT_CHARS, ChatTemplate, TemplateError
+from jaxpaged.model.chat_template import ChatTemplate, TemplateError
+from jaxpaged.model.sandbox import MAX_OUTPUT_CHARS
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -59,7 +59,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
         from jaxpaged.model.checkpoint.folder import FolderCheckpoint
 
         return FolderCheckpoint(path)
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         from jaxpaged.model.checkpoint.gguf import GgufCheckpoint
 
         return GgufCheckpoint(path)

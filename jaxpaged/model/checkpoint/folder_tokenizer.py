@@ -128,7 +128,10 @@ def _check_added_tokens(
 ) -> None:
     """Older files list added tokens a second time; the lists must not differ."""
     known = tokenizer_json.vocabulary(definition)
-    for token_id, token in (settings.get("added_tokens_decoder") or {}).items():
+    listed = settings.get("added_tokens_decoder") or {}
+    if not isinstance(listed, Mapping):
+        raise CheckpointError(f"{where}: added_tokens_decoder is not an object")
+    for token_id, token in listed.items():
         content = token.get("content") if isinstance(token, Mapping) else None
         if content is None or str(known.get(content)) != token_id:
             raise CheckpointError(
@@ -198,7 +201,8 @@ def _template_source(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple
         source = settings.get("chat_template")
     if isinstance(source, list):
         # Several named ones; like transformers, the one called "default" is used.
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
+        named = [entry for entry in source if isinstance(entry, Mapping)]
+        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if source is not None and not isinstance(source, str):
         raise CheckpointError(f"{folder / name}: chat_template is not text")
     return name, source
