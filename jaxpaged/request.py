@@ -37,14 +37,15 @@ class SamplingParams:
     Attributes:
         max_tokens: Most tokens to generate; None takes what `max_model_len` leaves.
         temperature: 0 is greedy (argmax); above 0 the logits are divided by it.
-        top_k: Keep the k most likely tokens; 0 (or -1) keeps all. Ties at the border are kept.
+        top_k: Keep the k most likely tokens, of equal ones the lowest ids; 0 (or -1) keeps all.
         top_p: Keep the smallest set of most likely tokens whose probability reaches this share.
         min_p: Keep tokens at least this share as likely as the most likely one.
         seed: The row's own seed; None derives one from the job's seed and the row's address.
         stop: Strings that end the completion; the text is cut before the match.
         stop_token_ids: Tokens that end the completion, besides the model's end-of-sequence set.
         include_stop: Keep the matched stop string in the text.
-        min_tokens: End-of-sequence and stop tokens cannot be sampled before this many tokens.
+        min_tokens: End-of-sequence and stop tokens cannot be sampled before this many tokens,
+            and stop strings are not looked for.
         ignore_eos: The model's end-of-sequence tokens do not end the completion.
 
     Raises:
@@ -64,6 +65,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop must be a tuple of strings, got {self.stop!r}")
         limits = (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature <= 1e4, "from 0 to 10,000"),
@@ -105,14 +108,15 @@ class Completion:
     Attributes:
         request_id: The request's handle.
         text: The generated text, cut at the stop string; "" for an error.
-        token_ids: Every token sampled, the ones behind the cut and the end-of-sequence included.
+        token_ids: Every token sampled, the ones behind the cut and the end-of-sequence included;
+            empty for an error.
         finish_reason: "stop" (stop token or string), "length" (a limit) or "error".
         stop_reason: The stop string or the stop token's id as text for "stop"; the limit that
             was reached ("max_tokens", "max_model_len" or "kv_capacity") for "length".
         prompt_tokens: Tokens of the prompt.
         cached_tokens: Leading prompt tokens whose blocks came from the prefix cache.
         seed: The seed the row was sampled with (the row's own, or the job's).
-        ends_in_partial_character: A limit cut the text inside a character; it ends in U+FFFD.
+        ends_in_partial_character: The completion ended inside a character; its text ends in U+FFFD.
         error_code: Why there is no completion; None when there is one.
         error_message: The error in words, free of prompt text.
     """

@@ -5,9 +5,11 @@
     L  layers                           W  block-table width, in blocks
     H  query heads (H = K * G)          C  context, in tokens (C = W * S)
     K  key/value heads                  M  model width
-    G  query heads per key/value head   F  MLP width
-    D  head width                       V  vocabulary
-    P  prefill tiles of a step          Q  query tokens of a prefill tile
+    G  query heads per key/value head   V  vocabulary
+    D  head width                       D2 half of it
+    P  prefill tiles of a step          E  banned token ids of a lane
+    I  input width of a linear map      O  its output width
+    R  rows of any shape                X  what the line itself says
 
 Arrays are annotated with jaxtyping, as `Float[Array, "T H D"]`; the test run checks every call.
 """

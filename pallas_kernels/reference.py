@@ -35,8 +35,10 @@ def paged_attention_ref(
     k = k_pool[layer][tables].reshape(q.shape[0], -1, num_kv_heads, width).astype(jnp.float32)
     v = v_pool[layer][tables].reshape(q.shape[0], -1, num_kv_heads, width).astype(jnp.float32)
     grouped = q.reshape(q.shape[0], num_kv_heads, -1, width).astype(jnp.float32)
-    scores = jnp.einsum("tkgd,tckd->tkgc", grouped, k) * scale
+    exact = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum("tkgd,tckd->tkgc", grouped, k, precision=exact) * scale
     seen = jnp.arange(k.shape[1])[None, :] < context_lens[:, None]
     weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -jnp.inf), axis=-1)
     v = jnp.where(seen[:, :, None, None], v, 0)
-    return jnp.einsum("tkgc,tckd->tkgd", weights, v).reshape(q.shape).astype(q.dtype)
+    attended = jnp.einsum("tkgc,tckd->tkgd", weights, v, precision=exact)
+    return attended.reshape(q.shape).astype(q.dtype)

@@ -31,6 +31,10 @@ PREFILL_TILE_TOKENS = 128
 MASKED = -1e30
 
 
+# Everything is float32 here; a GPU would round its products to TF32 otherwise.
+EXACT = jax.lax.Precision.HIGHEST
+
+
 class Softmax(NamedTuple):
     """A softmax-weighted sum over the keys seen so far; `R` are independent rows."""
 
@@ -79,7 +83,7 @@ def decode_attention(
             seen = (index * tile + jnp.arange(tile))[None, :] < lens[:, None]
             k = _gather(k_pool, layer, ids, tokens=tile)
             v = jnp.where(seen[:, :, None, None], _gather(v_pool, layer, ids, tokens=tile), 0)
-            scores = jnp.einsum("bkgd,bckd->bkgc", q_tile, k)
+            scores = jnp.einsum("bkgd,bckd->bkgc", q_tile, k, precision=EXACT)
             return _accumulate(softmax, scores, v, seen[:, None, None, :], "bkgc,bckd->bkgd")
 
         num_tiles = (jnp.max(lens) + tile - 1) // tile
@@ -128,7 +132,7 @@ def prefill_attention(
             k = _gather(k_pool, layer, ids[None], tokens=tile)[0]
             v = _gather(v_pool, layer, ids[None], tokens=tile)[0]
             v = jnp.where((keys < context_len)[:, None, None], v, 0)
-            scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k)
+            scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k, precision=EXACT)
             return _accumulate(softmax, scores, v, seen, "kgqc,ckd->kgqd")
 
         num_tiles = (context_len + tile - 1) // tile
@@ -183,7 +187,8 @@ def _accumulate(
     shrink = jnp.exp(softmax.peak - peak)
     weights = jnp.where(seen, jnp.exp(scores - peak[..., None]), 0)
     total = softmax.total * shrink + weights.sum(axis=-1)
-    weighted = softmax.weighted * shrink[..., None] + jnp.einsum(product, weights, v)
+    seen_now = jnp.einsum(product, weights, v, precision=EXACT)
+    weighted = softmax.weighted * shrink[..., None] + seen_now
     return Softmax(peak, total, weighted)
 
 

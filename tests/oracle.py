@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxpaged.model.checkpoint import Checkpoint
-from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.config import ModelConfig, RopeScaling
 
 
 class Oracle:
@@ -55,13 +55,19 @@ class Oracle:
 
     def _rotate(self, x: np.ndarray) -> np.ndarray:
         half = x.shape[-1] // 2
-        assert self.config.rope_scaling is None
-        angles = np.arange(x.shape[0])[:, None] * self.config.rope_theta ** (
-            -np.arange(half) / half
-        )
+        angles = np.arange(x.shape[0])[:, None] * self._frequencies(half)
         rotation = np.exp(1j * angles)[:, None, :]
         rotated = (x[..., :half] + 1j * x[..., half:]) * rotation
         return np.concatenate([rotated.real, rotated.imag], axis=-1)
+
+    def _frequencies(self, half: int) -> np.ndarray:
+        plain = self.config.rope_theta ** (-np.arange(half) / half)
+        scaling = self.config.rope_scaling
+        if scaling is None:
+            return plain
+        if scaling.rope_type == "linear":
+            return plain / scaling.factor
+        return np.array([llama3_frequency(frequency, scaling) for frequency in plain])
 
     def _mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
         gate = self._linear(x, f"{prefix}.mlp.gate_proj")
@@ -74,3 +80,16 @@ class Oracle:
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         return x / np.sqrt(mean_square + self.config.rms_norm_eps) * self._tensors[f"{name}.weight"]
+
+
+def llama3_frequency(frequency: float, scaling: RopeScaling) -> float:
+    """Llama 3.1's rule for one frequency, case by case as it is usually written."""
+    context = scaling.original_max_position_embeddings
+    wavelength = 2 * np.pi / frequency
+    if wavelength < context / scaling.high_freq_factor:
+        return frequency
+    if wavelength > context / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (context / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency

@@ -62,7 +62,7 @@ class Admission:
         """A waiting sequence for a request without fault."""
         max_tokens, reason = self._token_limit(request)
         params = request.params
-        address = request.address if params.seed is None else 0
+        address = request.address if params.seed is None else None
         return Sequence(
             request=request,
             max_tokens=max_tokens,
@@ -90,11 +90,15 @@ class Admission:
         return min(limits, key=lambda limit: limit[0])
 
 
-def random_key(seed: int, address: int) -> tuple[int, int]:
-    """Two 32-bit words that key a sequence's random numbers: a hash of seed and row address.
+def random_key(seed: int, address: int | None, sample: int = 0) -> tuple[int, int]:
+    """Two 32-bit words that key a sequence's random numbers.
 
-    A row with a seed of its own is keyed by it alone (address 0), so equal seeds give equal
-    random numbers in different rows.
+    Args:
+        seed: The job's seed, or the row's own.
+        address: The row's address; None for a row with a seed of its own, which is keyed by it
+            alone, so that equal seeds give equal random numbers in different rows.
+        sample: Which of the row's samples.
     """
-    digest = hashlib.blake2b(f"{seed}/{address}".encode(), digest_size=8).digest()
+    words = f"{seed}/{'row' if address is None else address}/{sample}"
+    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

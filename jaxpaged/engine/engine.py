@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
-from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig
-from jaxpaged.engine import memory, stopping
+from jaxpaged.config import EngineConfig
+from jaxpaged.engine import limits, memory, stopping
 from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import batch_shapes
 from jaxpaged.engine.generation import Generation
@@ -27,9 +26,7 @@ from jaxpaged.model.llama import Llama
 from jaxpaged.model.source import locate
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request, SamplingParams
-from jaxpaged.scheduler import Scheduler, StepPlan
-
-DEFAULT_TOKEN_BUDGET = 512
+from jaxpaged.scheduler import Scheduler, StepPlan, Usage
 
 
 class Engine:
@@ -54,8 +51,8 @@ class Engine:
     def __init__(self, model: Llama, tokenizer: Tokenizer, config: EngineConfig) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.max_model_len = _max_model_len(config, model)
-        self.capacity = _capacity(config, model, self.max_model_len)
+        self.max_model_len = limits.max_model_len(config, model.config)
+        self.capacity = limits.capacity(config, model, self.max_model_len)
         num_blocks, block_size = self.capacity.num_blocks, self.capacity.block_size
         self._admission = Admission(
             max_model_len=self.max_model_len,
@@ -63,7 +60,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
             seed=config.seed,
         )
-        token_budget = _token_budget(config)
+        token_budget = limits.token_budget(config)
         self._scheduler = Scheduler(
             BlockManager(num_blocks, block_size, watermark=config.watermark),
             max_num_seqs=config.max_num_seqs,
@@ -99,7 +96,7 @@ class Engine:
         """
         config = config or EngineConfig()
         checkpoint = open_checkpoint(locate(str(model)))
-        is_cpu = _backend() == "cpu"
+        is_cpu = limits.backend() == "cpu"
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
         memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
@@ -174,6 +171,10 @@ class Engine:
             if completion is not None:
                 self._drop(generation)
                 completions.append(completion)
+        if not self._generations:
+            # What follows is the caller's time, and the live counters must not go stale.
+            self._step_ended = None
+            self._observe_usage()
         return completions
 
     def generate(
@@ -188,8 +189,11 @@ class Engine:
             params: How to sample; by default greedy until the model stops or a limit is reached.
 
         Raises:
-            ConfigError: Requests from elsewhere are unfinished; step until they are done.
+            ConfigError: Requests from elsewhere are unfinished; step until they are done. Or
+                `prompts` is a single text.
         """
+        if isinstance(prompts, str):
+            raise ConfigError("generate() takes a list of prompts, got one text; write [text]")
         if self.has_work():
             raise ConfigError(f"{self.num_unfinished()} requests are unfinished, call step() first")
         count = 0
@@ -221,6 +225,8 @@ class Engine:
         for request_id, generation in list(self._generations.items()):
             ids.append(request_id)
             self._drop(generation)
+        self._step_ended = None
+        self._observe_usage()
         return ids
 
     def check_integrity(self) -> None:
@@ -231,13 +237,18 @@ class Engine:
         self._scheduler.finish(generation.sequence)
         del self._generations[generation.sequence.request.request_id]
 
-    def _observe(self, plan: StepPlan) -> None:
-        """Counts what the plan holds, before the step."""
+    def _observe_usage(self) -> Usage:
+        """Takes the scheduler's figures of this moment over."""
         stats, usage = self.stats, self._scheduler.usage()
         stats.running, stats.waiting = usage.running, usage.waiting
         stats.preemptions = usage.preemptions
         stats.used_blocks = usage.used_blocks
         stats.peak_used_blocks = max(stats.peak_used_blocks, usage.used_blocks)
+        return usage
+
+    def _observe(self, plan: StepPlan) -> None:
+        """Counts what the plan holds, before the step."""
+        stats, usage = self.stats, self._observe_usage()
         stats.live_slot_steps += usage.computed_tokens + plan.num_tokens
         stats.reserved_slot_steps += usage.used_blocks * stats.block_size
 
@@ -262,53 +273,3 @@ class Engine:
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds
         self.stats.executables = self._runner.num_executables
-
-
-def _backend() -> str:
-    try:
-        return jax.default_backend()
-    except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or ["the platform is not there"])[0]
-        raise ConfigError(
-            f"JAX cannot start its device: {reason}; unset JAX_PLATFORMS, or install what the "
-            "device needs (for NVIDIA GPUs: pip install 'jaxpaged[cuda12]')"
-        ) from None
-
-
-def _token_budget(config: EngineConfig) -> int:
-    if config.max_num_batched_tokens is None:
-        return max(DEFAULT_TOKEN_BUDGET, config.max_num_seqs)
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens is {config.max_num_batched_tokens}: a step could not "
-            f"decode {config.max_num_seqs} sequences; raise it or lower engine.max_num_seqs"
-        )
-    return config.max_num_batched_tokens
-
-
-def _max_model_len(config: EngineConfig, model: Llama) -> int:
-    limit = model.config.max_position_embeddings
-    if config.max_model_len is None:
-        return min(limit, DEFAULT_MAX_MODEL_LEN)
-    if config.max_model_len > limit:
-        raise ConfigError(
-            f"engine.max_model_len is {config.max_model_len}, the model was made for at most "
-            f"{limit} tokens; use a smaller value"
-        )
-    return config.max_model_len
-
-
-def _capacity(config: EngineConfig, model: Llama, max_model_len: int) -> PoolCapacity:
-    shape = model.config
-    bytes_per_token = kv_bytes_per_token(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        element_bytes=model.embed_tokens[...].dtype.itemsize,
-    )
-    return memory.resolve_capacity(
-        config,
-        available=memory.available_bytes(),
-        bytes_per_token=bytes_per_token,
-        max_model_len=max_model_len,
-    )

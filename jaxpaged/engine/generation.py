@@ -26,32 +26,43 @@ class Generation:
         """Appends a sampled token; the completion if that ended it.
 
         Checked in this order: stop token, stop string, limit; so a stop string completed by the
-        last allowed token counts as "stop". Before `min_tokens` stop strings are not looked for.
+        last allowed token counts as "stop". One completed by the incomplete character at the end
+        comes before either. In the first `min_tokens` tokens stop strings are not looked for.
         """
         if token == INVALID_TOKEN:
             return self._invalid()
         sequence = self.sequence
         sequence.token_ids.append(token)
         if token in self._rule.token_ids:
-            return self._stopped_by_token(self._rule.token_ids[token])
-        new = self._detokenizer.append(token)
-        if new and sequence.num_sampled > sequence.request.params.min_tokens:
-            match = stopping.find_stop(self._detokenizer.text, len(new), self._rule)
-            if match is not None:
-                text = self._detokenizer.text[: match.end]
-                return self._completion(text, "stop", match.string)
-        if sequence.num_sampled >= sequence.max_tokens:
-            is_partial = self._detokenizer.finish()
-            text, reason = self._detokenizer.text, sequence.limit_reason
-            return self._completion(text, "length", reason, is_partial=is_partial)
-        return None
+            return self._end("stop", self._rule.token_ids[token], self._included(token))
+        completion = self._stopped_by_string(self._detokenizer.append(token))
+        if completion is None and sequence.num_sampled >= sequence.max_tokens:
+            return self._end("length", sequence.limit_reason)
+        return completion
 
-    def _stopped_by_token(self, reason: str) -> Completion:
-        is_partial = self._detokenizer.finish()
-        text = self._detokenizer.text
-        if self._rule.include_stop and reason in self._rule.strings:
-            text += reason
-        return self._completion(text, "stop", reason, is_partial=is_partial)
+    def _stopped_by_string(self, new: str) -> Completion | None:
+        """The completion if `new`, the last of the text, completed a stop string."""
+        if not new or self.sequence.num_sampled <= self.sequence.request.params.min_tokens:
+            return None
+        match = stopping.find_stop(self._detokenizer.text, len(new), self._rule)
+        if match is None:
+            return None
+        return self._completion(self._detokenizer.text[: match.end], "stop", match.string)
+
+    def _included(self, token: int) -> str:
+        """What a stop token adds to the text: the stop string it is, if that is asked for."""
+        return self._rule.special_texts.get(token, "") if self._rule.include_stop else ""
+
+    def _end(
+        self, finish_reason: Literal["stop", "length"], stop_reason: str, tail: str = ""
+    ) -> Completion:
+        """The completion, unless the text that was held back completes a stop string."""
+        held = self._detokenizer.finish()
+        completion = self._stopped_by_string(held)
+        if completion is not None:
+            return completion
+        text = self._detokenizer.text + tail
+        return self._completion(text, finish_reason, stop_reason, is_partial=bool(held))
 
     def _completion(
         self,

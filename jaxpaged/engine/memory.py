@@ -2,6 +2,7 @@
 
 import collections.abc
 import math
+import os
 import pathlib
 
 import jax
@@ -12,7 +13,13 @@ from jaxpaged.config import DType, EngineConfig
 from jaxpaged.errors import CapacityError
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
-_MEMINFO = pathlib.Path("/proc/meminfo")
+_PROC = pathlib.Path("/proc")
+
+# Version 2, then version 1: the folder of the memory controller and its files.
+_LIMITS = (
+    ("", "memory.max", "memory.current"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def available_bytes() -> int:
@@ -23,35 +30,48 @@ def available_bytes() -> int:
     """
     device = jax.devices()[0]
     if device.platform == "cpu":
-        return available_host_bytes(_MEMINFO, _CGROUP)
+        return available_host_bytes(_PROC, _CGROUP)
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
 
 
-def available_host_bytes(meminfo: pathlib.Path, cgroup: pathlib.Path) -> int:
+def available_host_bytes(proc: pathlib.Path, cgroup: pathlib.Path) -> int:
     """Bytes of main memory this process can still take.
 
+    The least of what the machine has available and what each control group that holds this
+    process leaves.
+
     Args:
-        meminfo: The kernel's table, `/proc/meminfo`.
-        cgroup: Where control groups are mounted; version 2 and version 1 limits are honoured.
+        proc: Where the kernel's tables are mounted; without it, all of the machine's memory
+            counts as available.
+        cgroup: Where control groups are mounted; limits of versions 1 and 2 are honoured.
     """
-    fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":") for line in lines)
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limits = (
-        ("memory.max", "memory.current", "memory.stat"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-        ),
-    )
-    for limit_file, usage_file, stat_file in limits:
-        limit, usage = _number(cgroup / limit_file), _number(cgroup / usage_file)
-        if limit is not None and usage is not None:
-            # Cached files count as usage but make way, as they do in MemAvailable.
-            cached = _stat(cgroup / stat_file, "inactive_file")
-            available = min(available, limit - usage + cached)
+    for group in _group_paths(proc):
+        for controller, limit_file, usage_file in _LIMITS:
+            folder = cgroup / controller / group
+            limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+            if limit is not None and usage is not None:
+                # Cached files count as usage but make way, as they do in MemAvailable.
+                cached = _stat(folder / "memory.stat", "inactive_file")
+                available = min(available, limit - usage + cached)
     return max(0, available)
+
+
+def _group_paths(proc: pathlib.Path) -> set[pathlib.PurePosixPath]:
+    """The control groups of this process and all groups around them, relative to the mount."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    # Each line is `hierarchy:controllers:/path`.
+    own = [pathlib.PurePosixPath(line.split(":", 2)[2].lstrip("/")) for line in lines]
+    return {pathlib.PurePosixPath(), *(p for path in own for p in (path, *path.parents))}
 
 
 def check_weights(
@@ -80,7 +100,7 @@ def resolve_capacity(
 ) -> PoolCapacity:
     """The pool for this engine: `num_blocks` as configured, or from the memory share.
 
-    Never more blocks than `max_num_seqs` sequences of `max_model_len` tokens can hold.
+    The share gives never more blocks than `max_num_seqs` sequences of `max_model_len` tokens need.
 
     Args:
         config: The engine's settings.

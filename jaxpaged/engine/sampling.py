@@ -21,6 +21,9 @@ INVALID_TOKEN = -1
 
 _DRAW_CHUNK = 256
 
+# Below it all but the peak have no weight anyway, unless they differ by less than rounding.
+_LEAST_TEMPERATURE = 1e-6
+
 
 class SamplingBatch(NamedTuple):
     """The sampling parameters of every lane."""
@@ -60,16 +63,17 @@ def sample(logits: Float[Array, "B V"], batch: SamplingBatch) -> Int[Array, " B"
 
 
 def keep_mask(logits: Float[Array, "B V"], batch: SamplingBatch) -> Bool[Array, "B V"]:
-    """Which tokens the top-k, top-p and min-p filters leave, in that order.
+    """Which tokens the top-k, top-p and min-p filters leave, in that order; at least one.
 
-    `logits` are already divided by the temperature. Tokens tied with the last one kept stay.
+    Args:
+        logits: Divided by the temperature, the largest of each lane being 0.
+        batch: The filters. Of equal logits at the border top-k keeps those of the lowest ids,
+            top-p and min-p keep all.
     """
     kept = logits > -jnp.inf
     kept &= _filtered(jnp.asarray(batch.top_k > 0), lambda: _top_k(logits, batch.top_k))
     kept &= _filtered(jnp.asarray(batch.top_p < 1), lambda: _top_p(logits, kept, batch.top_p))
-    peak = logits.max(axis=-1, keepdims=True)
-    kept &= logits >= peak + jnp.log(batch.min_p)[:, None]
-    return kept
+    return kept & (logits >= jnp.log(batch.min_p)[:, None])
 
 
 def _filtered(wanted: Bool[Array, " B"], make) -> Bool[Array, "B V"] | Bool[Array, "B 1"]:
@@ -82,12 +86,12 @@ def _filtered(wanted: Bool[Array, " B"], make) -> Bool[Array, "B V"] | Bool[Arra
 def _sample_random(logits: Float[Array, "B V"], batch: SamplingBatch) -> Int[Array, " B"]:
     # Greedy lanes take part with any temperature; their result is not used.
     temperature = jnp.where(batch.temperature > 0, batch.temperature, 1.0)
-    scaled = logits / temperature[:, None]
-    weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    weights = jnp.where(keep_mask(scaled, batch), weights, 0)
-    keys = jax.vmap(jax.random.fold_in)(
-        jax.random.wrap_key_data(jnp.asarray(batch.keys)), batch.draws
-    )
+    temperature = jnp.maximum(temperature, _LEAST_TEMPERATURE)
+    # The peak is taken off before the division, so that its weight is exactly 1.
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None]
+    weights = jnp.where(keep_mask(scaled, batch), jnp.exp(scaled), 0)
+    keys = jax.random.wrap_key_data(jnp.asarray(batch.keys), impl="threefry2x32")
+    keys = jax.vmap(jax.random.fold_in)(keys, batch.draws)
     uniform = jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32))(keys)
     return _draw(weights, uniform)
 
@@ -125,23 +129,39 @@ def _cross(
 
 
 def _top_k(logits: Float[Array, "B V"], top_k: Int[AnyArray, " B"]) -> Bool[Array, "B V"]:
+    num_lanes, vocab_size = logits.shape
     codes = _ordered_bits(logits)
-    wanted = jnp.minimum(top_k, logits.shape[1])
-    threshold = _bisect(lambda code: jnp.sum(codes >= code[:, None], axis=-1) >= wanted, codes)
-    return codes >= threshold[:, None]
+    wanted = jnp.minimum(top_k, vocab_size)
+
+    def reach(values: UInt32[Array, "B V"], count: Int[Array, " B"], bits: int):
+        """The largest threshold at or above which there are `count` values."""
+
+        def is_reached(code: UInt32[Array, " B"]) -> Bool[Array, " B"]:
+            return jnp.sum(values >= code[:, None], axis=-1) >= count
+
+        return _bisect(is_reached, num_lanes, bits)[:, None]
+
+    threshold = reach(codes, wanted, 32)
+    above = codes > threshold
+    # Of those at the threshold, the lowest ids: counted down, so that low ids are large.
+    countdown = jnp.arange(vocab_size, 0, -1, dtype=jnp.uint32)[None, :]
+    tied = jnp.where(codes == threshold, countdown, 0)
+    left = wanted - jnp.sum(above, axis=-1)
+    return above | (tied >= reach(tied, left, vocab_size.bit_length()))
 
 
 def _top_p(
     logits: Float[Array, "B V"], kept: Bool[Array, "B V"], top_p: Float[AnyArray, " B"]
 ) -> Bool[Array, "B V"]:
     codes = _ordered_bits(logits)
-    weights = jnp.where(kept, jnp.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
+    weights = jnp.where(kept, jnp.exp(logits), 0)
     wanted = top_p * weights.sum(axis=-1)
 
     def reaches(code: UInt32[Array, " B"]) -> Bool[Array, " B"]:
         return jnp.sum(jnp.where(codes >= code[:, None], weights, 0), axis=-1) >= wanted
 
-    return codes >= _bisect(reaches, codes)[:, None]
+    # The peak stays even if its share alone, or a share that is 0 in float32, was asked for.
+    return (codes >= _bisect(reaches, logits.shape[0], 32)[:, None]) | (logits >= 0)
 
 
 def _ordered_bits(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
@@ -151,11 +171,11 @@ def _ordered_bits(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
-def _bisect(is_low_enough, codes: UInt32[Array, "B V"]) -> UInt32[Array, " B"]:
-    """The largest code per lane for which the (falling) condition still holds, bit by bit."""
+def _bisect(is_low_enough, num_lanes: int, bits: int) -> UInt32[Array, " B"]:
+    """The largest code of so many bits, per lane, for which the falling condition still holds."""
 
     def set_bit(step: Int[Array, ""], code: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
-        candidate = code | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
+        candidate = code | (jnp.uint32(1 << (bits - 1)) >> step.astype(jnp.uint32))
         return jnp.where(is_low_enough(candidate), candidate, code)
 
-    return jax.lax.fori_loop(0, 32, set_bit, jnp.zeros(codes.shape[0], jnp.uint32))
+    return jax.lax.fori_loop(0, bits, set_bit, jnp.zeros(num_lanes, jnp.uint32))

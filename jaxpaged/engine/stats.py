@@ -21,7 +21,8 @@ class EngineStats:
         padding_tokens: Token positions computed only to fill a bucket.
         prefill_seconds: Device time of steps that had a prefill in them.
         decode_seconds: Device time of steps that only decoded.
-        host_seconds: Time between steps: scheduling, batch building, text, stop strings.
+        host_seconds: Time between steps while there is work: scheduling, batch building, text,
+            stop strings, and what the caller does before it steps again.
         compile_seconds: Time spent compiling steps.
         executables: Compiled steps.
         preemptions: Times a sequence lost its blocks.

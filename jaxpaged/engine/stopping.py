@@ -12,11 +12,13 @@ class StopRule:
 
     Attributes:
         token_ids: Tokens that end it, each with the `stop_reason` it is reported by.
+        special_texts: The stop strings among them that are special tokens, by token.
         strings: Stop strings to look for in the text.
         include_stop: Keep the stop string in the text.
     """
 
     token_ids: dict[int, str]
+    special_texts: dict[int, str]
     strings: tuple[str, ...]
     include_stop: bool
 
@@ -29,9 +31,14 @@ def stop_rule(params: SamplingParams, tokenizer: Tokenizer) -> StopRule:
     """
     ids = {} if params.ignore_eos else {token: str(token) for token in tokenizer.eos_ids}
     ids |= {token: str(token) for token in params.stop_token_ids}
-    special = tokenizer.special_tokens
-    ids |= {special[text]: text for text in params.stop if text in special}
-    return StopRule(token_ids=ids, strings=params.stop, include_stop=params.include_stop)
+    known = tokenizer.special_tokens
+    special = {known[text]: text for text in params.stop if text in known}
+    return StopRule(
+        token_ids=ids | special,
+        special_texts=special,
+        strings=params.stop,
+        include_stop=params.include_stop,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Self-attention of one layer: project, write to the pool, read only through the pool.
 
 A step first writes the keys and values of its tokens and then attends through the block tables,
-to its own tokens too. So a token's keys and values are the same numbers whether they came from
-one prefill, from chunks or from a recompute.
+to its own tokens too. So a token's keys and values are the same whether they came from one prefill
+or from chunks, and up to rounding also after a recompute.
 """
 
 from typing import NamedTuple

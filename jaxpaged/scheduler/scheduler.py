@@ -1,7 +1,7 @@
 """Continuous batching over one block manager: who runs in the next step, and who gives way.
 
-Policy: decodes first, then prefills that are under way, then waiting sequences in order, while
-lanes, blocks and the token budget last. A running sequence that finds no block takes those of the
+Policy: running sequences first, in the order of admission, then waiting ones in order, while lanes,
+blocks and the token budget last. A running sequence that finds no block takes those of the
 youngest one, which goes back to the front of the waiting queue and is computed again later
 (recompute). The oldest running sequence is never preempted for another, so every admitted request
 finishes.
@@ -79,8 +79,9 @@ class Scheduler:
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
         budget = self._token_budget
-        # A sort is stable: decodes, then prefills, each in the order of admission.
-        for sequence in sorted(self._running.values(), key=_is_prefilling):
+        # Only the youngest can still be prefilling: while one is, it takes what the decodes leave
+        # of the budget, and nobody is admitted.
+        for sequence in tuple(self._running.values()):
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted by an older one a moment ago
             length = min(sequence.num_tokens - sequence.num_computed, budget)
@@ -149,7 +150,3 @@ class Scheduler:
         self._blocks.allocate(sequence, start + length)
         is_last = start + length == sequence.num_tokens
         return Chunk(sequence=sequence, start=start, length=length, samples=is_last)
-
-
-def _is_prefilling(sequence: Sequence) -> bool:
-    return sequence.num_tokens - sequence.num_computed > 1

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from forward import last_logits
-from oracle import Oracle
+from oracle import Oracle, llama3_frequency
 from tiny import write_tiny_llama
 
 from jaxpaged.errors import CheckpointError
@@ -20,6 +20,16 @@ VARIANTS = {
     "heads_9_3_width_64": {"heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 48},
     "one_kv_head": {"heads": 4, "kv_heads": 1},
     "head_wider_than_share": {"heads": 2, "kv_heads": 2, "head_dim": 24},
+    "linear_rope": {"rope": {"rope_type": "linear", "factor": 4.0}},
+    "llama3_rope": {
+        "rope": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
 }
 
 
@@ -31,7 +41,7 @@ def load(folder, dtype="float32", layer_loop="scan"):
 @pytest.mark.parametrize("token_budget", [512, 9])
 def test_logits_equal_the_oracle(tmp_path, variant: str, token_budget: int) -> None:
     folder = write_tiny_llama(tmp_path / "model", **VARIANTS[variant])
-    prompt = np.random.default_rng(1).integers(0, 272, 37).tolist()
+    prompt = np.random.default_rng(1).integers(0, 272, 70).tolist()
     expected = Oracle(open_checkpoint(folder)).logits(prompt)[-1]
     got = last_logits(load(folder), prompt, token_budget=token_budget, block_size=4)
     np.testing.assert_allclose(got, expected, atol=1e-4)
@@ -118,13 +128,7 @@ def test_llama3_rope_keeps_short_waves_slows_long_ones_and_blends_between() -> N
     )
     plain = rope.inverse_frequencies(config_with(None)).astype(np.float64)
     got = rope.inverse_frequencies(config_with(scaling))
-    for frequency, stretched in zip(plain, got, strict=True):
-        wavelength = 2 * np.pi / frequency
-        if wavelength < 8192 / 4.0:
-            expected = frequency
-        elif wavelength > 8192 / 1.0:
-            expected = frequency / 8
-        else:
-            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
-            expected = (1 - smooth) * frequency / 8 + smooth * frequency
-        assert abs(stretched - expected) < 1e-6 * expected
+    expected = [llama3_frequency(frequency, scaling) for frequency in plain]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert got[0] == np.float32(plain[0])
+    np.testing.assert_allclose(got[-1], plain[-1] / 8, rtol=1e-6)

@@ -1,6 +1,7 @@
 """Tiny models and the engine around them."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -49,6 +50,12 @@ def tiny_case(request, tmp_path_factory) -> TinyCase:
     prompts = [rng.integers(3, 259, n).tolist() for n in PROMPT_LENS]
     expected = [oracle.greedy(prompt, new) for prompt, new in zip(prompts, NEW_TOKENS, strict=True)]
     return TinyCase(folder, prompts, list(NEW_TOKENS), expected)
+
+
+@pytest.fixture(scope="session")
+def engine_for() -> Callable[[pathlib.Path, EngineConfig], Engine]:
+    """One engine per model and settings, shared by the tests: compiling is what takes time."""
+    return functools.cache(Engine.load)
 
 
 @pytest.fixture(scope="session")

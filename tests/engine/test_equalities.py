@@ -4,9 +4,13 @@ Each engine setting below breaks the work into steps in another way; all must gi
 greedy tokens of a dense decoder that runs one sequence at a time.
 """
 
-import pytest
+import dataclasses
 
-from jaxpaged import Engine, EngineConfig, SamplingParams
+import pytest
+import safetensors.numpy
+from tiny import write_scripted_llama, write_weights
+
+from jaxpaged import EngineConfig, SamplingParams
 
 SETTINGS = {
     "one_at_a_time": EngineConfig(max_num_seqs=1, max_num_batched_tokens=64),
@@ -23,8 +27,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_tokens_equal_the_dense_oracle(tiny_case, run, setting: str) -> None:
-    engine = Engine.load(tiny_case.folder, SETTINGS[setting])
+def test_tokens_equal_the_dense_oracle(tiny_case, run, engine_for, setting: str) -> None:
+    engine = engine_for(tiny_case.folder, SETTINGS[setting])
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in tiny_case.max_tokens]
     completions = run(engine, tiny_case.prompts, params)
     assert [list(c.token_ids) for c in completions] == tiny_case.expected
@@ -32,34 +36,53 @@ def test_tokens_equal_the_dense_oracle(tiny_case, run, setting: str) -> None:
     assert (engine.stats.preemptions > 0) == ("preemption" in setting)
 
 
-def test_sampled_tokens_do_not_depend_on_batch_order_chunks_or_preemption(tiny_case, run) -> None:
+def test_sampled_tokens_do_not_depend_on_batch_order_chunks_or_preemption(
+    tiny_case, run, engine_for
+) -> None:
     shared = {"temperature": 0.8, "top_p": 0.95, "top_k": 60, "min_p": 0.01, "ignore_eos": True}
     params = [SamplingParams(max_tokens=n, **shared) for n in tiny_case.max_tokens]
     addresses = [1000 + i for i in range(len(params))]
-    solo = run(
-        Engine.load(tiny_case.folder, SETTINGS["one_at_a_time"]),
-        tiny_case.prompts,
-        params,
-        addresses,
-    )
-    engine = Engine.load(tiny_case.folder, SETTINGS["preemption_amid_chunks"])
+    one_at_a_time = engine_for(tiny_case.folder, SETTINGS["one_at_a_time"])
+    solo = run(one_at_a_time, tiny_case.prompts, params, addresses)
+    engine = engine_for(tiny_case.folder, SETTINGS["preemption_amid_chunks"])
+    preemptions = engine.stats.preemptions
     mixed = run(engine, tiny_case.prompts[::-1], params[::-1], addresses[::-1])
     assert [c.token_ids for c in mixed[::-1]] == [c.token_ids for c in solo]
-    assert engine.stats.preemptions > 0
-    other_seed = run(
-        Engine.load(tiny_case.folder, EngineConfig(seed=1, max_num_seqs=1)),
-        tiny_case.prompts,
-        params,
-        addresses,
-    )
-    assert [c.token_ids for c in other_seed] != [c.token_ids for c in solo]
+    assert engine.stats.preemptions > preemptions
+    elsewhere = run(one_at_a_time, tiny_case.prompts, params, [a + 1 for a in addresses])
+    assert [c.token_ids for c in elsewhere] != [c.token_ids for c in solo]
 
 
-def test_rows_of_equal_own_seed_sample_alike_and_neighbours_do_not_matter(tiny_case, run) -> None:
+def test_the_seed_of_the_job_changes_samples(tiny_case, run, engine_for) -> None:
+    params = [SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)]
+    by_seed = [
+        run(engine_for(tiny_case.folder, config), tiny_case.prompts[:1], params)[0].token_ids
+        for config in (
+            SETTINGS["one_at_a_time"],
+            dataclasses.replace(SETTINGS["one_at_a_time"], seed=1),
+        )
+    ]
+    assert by_seed[0] != by_seed[1]
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_each_filter_reaches_the_device(tiny_case, run, engine_for, narrow) -> None:
+    engine = engine_for(tiny_case.folder, SETTINGS["all_at_once"])
+    params = [
+        SamplingParams(max_tokens=n, temperature=1.0, ignore_eos=True, **narrow)
+        for n in tiny_case.max_tokens
+    ]
+    completions = run(engine, tiny_case.prompts, params)
+    assert [list(c.token_ids) for c in completions] == tiny_case.expected
+
+
+def test_rows_of_equal_own_seed_sample_alike_and_neighbours_do_not_matter(
+    tiny_case, run, engine_for
+) -> None:
     prompt = tiny_case.prompts[4]
     seeded = SamplingParams(max_tokens=12, temperature=1.0, seed=42, ignore_eos=True)
     unseeded = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
-    engine = Engine.load(tiny_case.folder, EngineConfig(max_num_seqs=4, max_num_batched_tokens=64))
+    engine = engine_for(tiny_case.folder, SETTINGS["three_lanes"])
     first = run(engine, [prompt, prompt, prompt], [seeded, unseeded, seeded])
     again = run(engine, [prompt, prompt], [unseeded, seeded], [7, 8])
     assert first[0].token_ids == first[2].token_ids == again[1].token_ids
@@ -67,11 +90,13 @@ def test_rows_of_equal_own_seed_sample_alike_and_neighbours_do_not_matter(tiny_c
     assert len({c.token_ids for c in (first[0], first[1], again[0])}) == 3
 
 
-def test_bfloat16_pool_gives_chunked_the_tokens_of_whole_prefills(tiny_case, run) -> None:
+def test_bfloat16_pool_gives_chunked_the_tokens_of_whole_prefills(
+    tiny_case, run, engine_for
+) -> None:
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in tiny_case.max_tokens]
     whole, chunked = (
         run(
-            Engine.load(
+            engine_for(
                 tiny_case.folder,
                 EngineConfig(dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=budget),
             ),
@@ -83,3 +108,15 @@ def test_bfloat16_pool_gives_chunked_the_tokens_of_whole_prefills(tiny_case, run
     same = [a.token_ids == b.token_ids for a, b in zip(whole, chunked, strict=True)]
     # Both round to the same 8 bits in the pool; other sums differ, so near ties may part.
     assert sum(same) >= len(same) - 2
+
+
+def test_every_token_of_a_row_draws_its_own_random_number(tmp_path, run, engine_for) -> None:
+    folder = write_scripted_llama(tmp_path / "flat", {})
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] *= 0
+    write_weights(folder, tensors)
+    engine = engine_for(folder, EngineConfig(max_num_seqs=8, max_num_batched_tokens=64))
+    params = SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True)
+    (completion,) = run(engine, [[3]], [params])
+    # 40 of 272 equally likely tokens: 37 distinct ones are expected; 25 would be a wonder.
+    assert len(set(completion.token_ids)) > 25

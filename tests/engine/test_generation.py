@@ -1,5 +1,8 @@
 """When completions end and what their text is: stop strings, stop tokens, limits, UTF-8."""
 
+import collections.abc
+import dataclasses
+
 import pytest
 from tiny import EOS_ID, byte_id, write_tiny_llama
 
@@ -25,6 +28,10 @@ def continuation_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     ids = tokenizer.encode("x" + text)
     assert ids[: len(front)] == front
     return ids[len(front) :]
+
+
+def byte_ids(data: bytes) -> list[int]:
+    return [byte_id(byte) for byte in data]
 
 
 def generate(
@@ -117,6 +124,15 @@ def test_stop_string_completed_by_the_last_allowed_token_counts_as_stop(tokenize
 def test_min_tokens_delays_stop_strings(tokenizer) -> None:
     completion = spell(tokenizer, "qXqXq", stop=("X",), min_tokens=3)
     assert completion.text == "qXq"
+    # The token that completes the match is the last of the first two.
+    assert spell(tokenizer, "qXqXq", stop=("X",), min_tokens=2).text == "qXq"
+    assert spell(tokenizer, "qXqXq", stop=("X",), min_tokens=1).text == "q"
+
+
+def test_a_stop_string_that_reads_like_a_limit_is_not_added_at_the_limit(tokenizer) -> None:
+    params = SamplingParams(stop=("max_tokens",), include_stop=True, max_tokens=1)
+    completion = generate(tokenizer, [byte_id(65)], params)
+    assert (completion.text, completion.stop_reason) == ("A", "max_tokens")
 
 
 def test_stop_token_ids_stop(tokenizer) -> None:
@@ -156,21 +172,111 @@ def test_detokenizer_says_what_is_new(tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, tuple(tokenizer.encode("x")))
     pieces = [detokenizer.append(token) for token in continuation_ids(tokenizer, " the 🦙 at")]
     assert "".join(pieces) == detokenizer.text == " the 🦙 at"
-    assert detokenizer.finish() is False
+    assert detokenizer.finish() == ""
 
 
-def test_decoding_costs_the_same_for_every_token(tokenizer) -> None:
+def test_the_space_in_front_survives_behind_a_prompt_that_ends_in_special_tokens(tokenizer) -> None:
+    """The known text in front needs more than the last token of the prompt."""
+    prompt_ids = (*tokenizer.encode("x"), EOS_ID, EOS_ID)
+    detokenizer = Detokenizer(tokenizer, prompt_ids)
+    for token in continuation_ids(tokenizer, " the"):
+        detokenizer.append(token)
+    assert detokenizer.text == " the"
+
+
+@pytest.mark.parametrize("prompt", ["x깰깰", "q🦙깰", "x🦙🦙", "a\ufffd", "\ufffd\ufffd\ufffd"])
+def test_a_prompt_of_split_characters_leaves_the_completion_alone(tokenizer, prompt: str) -> None:
+    detokenizer = Detokenizer(tokenizer, tuple(tokenizer.encode(prompt)))
+    for token in [*byte_ids("깰".encode()), *continuation_ids(tokenizer, " the")]:
+        detokenizer.append(token)
+    assert detokenizer.text == "깰 the"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+@pytest.mark.parametrize("prompt", ["x", "x깰깰"])
+def test_a_character_that_the_prompt_began_is_completed(
+    tokenizer, prompt: str, num_bytes: int
+) -> None:
+    llama = byte_ids("🦙".encode())
+    prompt_ids = (*tokenizer.encode(prompt), *llama[:num_bytes])
+    detokenizer = Detokenizer(tokenizer, prompt_ids)
+    for token in [*llama[num_bytes:], *continuation_ids(tokenizer, "ok")]:
+        detokenizer.append(token)
+    assert detokenizer.text == "🦙ok"
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 10, b"\xf0\x9f\xff", "a\ufffd\ufffd".encode()])
+def test_invalid_bytes_and_replacement_characters_stay_as_the_tokenizer_decodes_them(
+    tokenizer, data: bytes
+) -> None:
+    completion = generate(tokenizer, [*byte_ids(data), EOS_ID])
+    assert completion.text == tokenizer.decode(byte_ids(data))
+    assert completion.text.count("\ufffd") >= 2
+    assert not completion.ends_in_partial_character
+
+
+def test_invalid_bytes_spoil_neither_what_was_there_nor_what_follows(tokenizer) -> None:
+    ids = [*byte_ids("깰".encode() + b"\xff"), *continuation_ids(tokenizer, " the"), EOS_ID]
+    assert generate(tokenizer, ids).text == "깰\ufffd the"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_a_stop_token_inside_a_character_leaves_one_replacement_and_a_flag(
+    tokenizer, num_bytes: int
+) -> None:
+    ids = byte_ids(b"a" + "🦙".encode()[:num_bytes])
+    completion = generate(tokenizer, [*ids, EOS_ID])
+    assert (completion.text, completion.stop_reason) == ("a\ufffd", "2")
+    assert completion.ends_in_partial_character
+
+
+@pytest.mark.parametrize("end", [[EOS_ID], []])
+def test_stop_string_completed_by_the_incomplete_character(tokenizer, end: list[int]) -> None:
+    ids = byte_ids(b"abc\xf0\x9f")
+    params = SamplingParams(stop=("c\ufffd",), max_tokens=len(ids) + len(end))
+    completion = generate(tokenizer, [*ids, *end], params)
+    assert completion.text == "ab"
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "c\ufffd")
+    assert not completion.ends_in_partial_character
+
+
+def test_tokens_without_text_change_nothing(tokenizer) -> None:
+    """Special tokens among the others: inside a character, and before a space."""
+    llama = byte_ids("🦙".encode())
+    ids = [*llama[:2], *[EOS_ID] * 30, *llama[2:], EOS_ID, *continuation_ids(tokenizer, " the")]
+    completion = generate(tokenizer, ids, SamplingParams(ignore_eos=True, max_tokens=len(ids)))
+    assert completion.text == "🦙 the"
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingDecoder:
+    """A tokenizer that notes how many ids each decoding took."""
+
+    tokenizer: Tokenizer
+    decoded: list[int] = dataclasses.field(default_factory=list)
+
+    def decode(self, ids: collections.abc.Sequence[int], /) -> str:
+        self.decoded.append(len(ids))
+        return self.tokenizer.decode(ids)
+
+    def token_text(self, token_id: int, /) -> str | None:
+        return self.tokenizer.token_text(token_id)
+
+
+@pytest.mark.parametrize(
+    "token", [byte_id(97), EOS_ID, 319, byte_id(0xFF), byte_id(0xF0), byte_id(0x80)]
+)
+def test_decoding_costs_the_same_for_every_token(tokenizer, token: int) -> None:
     """The window of ids decoded per token stays short, however long the completion."""
-    decoded: list[int] = []
-
-    class Counting:
-        def decode(self, ids: list[int]) -> str:
-            decoded.append(len(ids))
-            return tokenizer.decode(ids)
-
-    detokenizer = Detokenizer.__new__(Detokenizer)
-    detokenizer.__init__(tokenizer, (1,))
-    detokenizer._tokenizer = Counting()
+    counting = CountingDecoder(tokenizer)
+    detokenizer = Detokenizer(counting, tuple(tokenizer.encode("x")))
     for _ in range(500):
-        detokenizer.append(byte_id(97))
-    assert max(decoded) <= 6
+        detokenizer.append(token)
+    assert max(counting.decoded) <= 6
+    assert len(counting.decoded) <= 500 * 5
+
+
+def test_a_stop_string_spelled_like_a_token_id_is_not_added_for_that_token(tokenizer) -> None:
+    params = SamplingParams(stop=(str(EOS_ID),), include_stop=True)
+    completion = generate(tokenizer, [byte_id(65), EOS_ID], params)
+    assert (completion.text, completion.stop_reason) == ("A", str(EOS_ID))

@@ -1,5 +1,7 @@
 """Limits, impossible requests and faults of single requests, end to end through the engine."""
 
+import time
+
 import numpy as np
 import pytest
 from tiny import EOS_ID, byte_id, write_scripted_llama, write_tiny_llama, write_weights
@@ -149,6 +151,70 @@ def test_description_says_blocks_tokens_bytes_and_how_many_requests_fit(scripted
     assert "5 requests of 64 tokens fit at once" in text
 
 
+def test_blocks_longer_than_a_sequence_are_refused(scripted) -> None:
+    with pytest.raises(ConfigError, match="block_size is 128, a sequence has at most 64 tokens"):
+        scripted({}, EngineConfig(max_model_len=64, block_size=128))
+
+
+def test_one_text_is_no_list_of_prompts(endless) -> None:
+    with pytest.raises(ConfigError, match="takes a list of prompts"):
+        endless.generate("AAA")
+
+
+def test_a_stop_token_outside_the_vocabulary_is_an_error_of_the_row(endless, run) -> None:
+    (completion,) = run(endless, [[A]], [SamplingParams(stop_token_ids=(272,))])
+    assert completion.error_code == "bad_row_params"
+    assert "stop token id 272" in completion.error_message
+
+
+def test_abort_drops_faulty_requests_too(endless) -> None:
+    endless.add_request(Request(request_id=5, prompt_ids=()))
+    assert endless.has_work()
+    assert endless.abort() == [5]
+    assert not endless.has_work()
+    assert endless.step() == []
+
+
+def test_the_watermark_of_the_settings_holds_at_admission(scripted, run) -> None:
+    def most_running(watermark: float) -> int:
+        config = EngineConfig(
+            max_model_len=32, num_blocks=16, block_size=4, watermark=watermark, **SMALL
+        )
+        engine = scripted({A: A}, config)
+        for index in range(4):
+            engine.add_request(
+                Request(
+                    request_id=index,
+                    prompt_ids=(A,) * 13,
+                    params=SamplingParams(max_tokens=2),
+                )
+            )
+        engine.step()
+        return engine.num_unfinished() - engine.stats.waiting
+
+    assert most_running(0.0) == 4
+    assert most_running(0.5) == 2
+
+
+def test_the_counters_of_a_small_run_are_exact(scripted, run) -> None:
+    config = EngineConfig(max_model_len=32, num_blocks=16, block_size=4, **SMALL)
+    engine = scripted({A: A}, config)
+    run(engine, [[A] * 6, [A] * 3], [SamplingParams(max_tokens=3)] * 2)
+    stats = engine.stats
+    # One step with both prefills in a bucket of 64 tokens, two decodes in one of 8 lanes.
+    assert (stats.steps, stats.sampled_tokens) == (3, 6)
+    assert (stats.prefill_tokens, stats.decode_tokens) == (9, 4)
+    assert stats.padding_tokens == (64 - 9) + 2 * (8 - 2)
+    assert stats.peak_used_blocks == 4
+    assert stats.live_slot_steps == 9 + 11 + 13
+    assert stats.reserved_slot_steps == 4 * (3 + 3 + 4)
+    assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
+    host_seconds = stats.host_seconds
+    time.sleep(0.2)
+    run(engine, [[A]], [SamplingParams(max_tokens=1)])
+    assert stats.host_seconds < host_seconds + 0.2
+
+
 def test_pool_that_cannot_fit_names_the_numbers() -> None:
     def resolve(**config):
         return resolve_capacity(
@@ -176,20 +242,39 @@ def test_a_token_budget_below_the_lanes_is_refused(scripted) -> None:
         scripted({}, EngineConfig(max_num_batched_tokens=7, max_num_seqs=8))
 
 
-def test_container_limit_counts_where_it_is_tighter(tmp_path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
-    assert available_host_bytes(meminfo, tmp_path / "none") == 8000 * 1024
-    v2 = tmp_path / "v2"
-    v2.mkdir()
-    (v2 / "memory.max").write_text("5000000\n")
-    (v2 / "memory.current").write_text("3000000\n")
-    (v2 / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
-    assert available_host_bytes(meminfo, v2) == 3_000_000
-    (v2 / "memory.max").write_text("max\n")
-    assert available_host_bytes(meminfo, v2) == 8000 * 1024
-    v1 = tmp_path / "v1" / "memory"
-    v1.mkdir(parents=True)
-    (v1 / "memory.limit_in_bytes").write_text("2000000\n")
-    (v1 / "memory.usage_in_bytes").write_text("500000\n")
-    assert available_host_bytes(meminfo, v1.parent) == 1_500_000
+@pytest.fixture
+def proc(tmp_path):
+    """A machine with 8,000 kB available and a process in the group /outer/inner."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    groups = "12:memory:/outer/inner\n0::/outer/inner\n"
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    return tmp_path / "proc"
+
+
+def write_limit(folder, limit: str, usage: str, names=("memory.max", "memory.current")) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in zip(names, (limit, usage), strict=True):
+        (folder / name).write_text(text + "\n")
+
+
+def test_without_containers_the_machine_s_memory_is_available(proc, tmp_path) -> None:
+    assert available_host_bytes(proc, tmp_path / "none") == 8000 * 1024
+    assert available_host_bytes(tmp_path / "no_proc", tmp_path / "none") > 2**20
+
+
+@pytest.mark.parametrize("group", ["", "outer", "outer/inner"])
+def test_the_tightest_container_around_the_process_counts(proc, tmp_path, group: str) -> None:
+    cgroup = tmp_path / "cgroup"
+    write_limit(cgroup / "outer/inner", "max", "0")
+    write_limit(cgroup / group, "5000000", "3000000")
+    (cgroup / group / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
+    assert available_host_bytes(proc, cgroup) == 3_000_000
+    write_limit(cgroup / group, "max", "3000000")
+    assert available_host_bytes(proc, cgroup) == 8000 * 1024
+
+
+def test_limits_of_version_1_containers_count(proc, tmp_path) -> None:
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    write_limit(tmp_path / "cgroup/memory/outer", "2000000", "500000", names)
+    assert available_host_bytes(proc, tmp_path / "cgroup") == 1_500_000

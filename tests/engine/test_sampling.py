@@ -71,6 +71,7 @@ def test_top_1_and_tiny_top_p_are_greedy() -> None:
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 def test_kept_tokens_are_those_of_a_sort(top_k: int, top_p: float, min_p: float) -> None:
     x = logits(8, seed=3)
+    x -= x.max(axis=1, keepdims=True)
     kept = np.asarray(keep_mask(jnp.asarray(x), batch(8, top_k=top_k, top_p=top_p, min_p=min_p)))
     for lane in range(8):
         order = np.argsort(-x[lane], kind="stable")[:top_k]
@@ -79,6 +80,25 @@ def test_kept_tokens_are_those_of_a_sort(top_k: int, top_p: float, min_p: float)
         nucleus = order[before < top_p * shares.sum()] if top_p < 1 else order
         expected = {t for t in nucleus if x[lane, t] >= x[lane].max() + np.log(min_p or 1e-300)}
         assert set(np.flatnonzero(kept[lane])) == expected
+
+
+def test_of_equal_logits_top_k_keeps_the_lowest_ids() -> None:
+    flat = jnp.zeros((200, VOCAB))
+    assert set(np.asarray(sample_jit(flat, batch(200, top_k=1))).tolist()) == {0}
+    x = np.full((1, VOCAB), -5.0, np.float32)
+    x[0, [900, 30, 31, 7]] = [0.0, -1.0, -1.0, -1.0]
+    kept = np.asarray(keep_mask(jnp.asarray(x), batch(1, top_k=3)))
+    assert np.flatnonzero(kept[0]).tolist() == [7, 30, 900]
+
+
+@pytest.mark.parametrize(
+    "narrow", [{"temperature": t} for t in (1e-5, 1e-8, 1e-20, 1e-38)] + [{"top_p": 1e-50}]
+)
+@pytest.mark.parametrize("vocab", [272, VOCAB])
+def test_extreme_parameters_are_greedy_and_never_leave_the_vocabulary(narrow, vocab) -> None:
+    x = logits(64)[:, :vocab] * 20
+    tokens = np.asarray(sample_jit(jnp.asarray(x), batch(64, **narrow)))
+    np.testing.assert_array_equal(tokens, x.argmax(axis=1))
 
 
 def test_samples_follow_the_probabilities() -> None:

@@ -8,9 +8,11 @@ from tiny import write_tiny_llama
 
 from jaxpaged import Engine, EngineConfig, SamplingParams
 from jaxpaged.cache import kv_pool
+from jaxpaged.engine import batch as step_batch
 from jaxpaged.engine.model_runner import allocate_pool
 from jaxpaged.model import weights
 from jaxpaged.model.checkpoint import open_checkpoint
+from jaxpaged.scheduler import StepPlan
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,18 @@ def test_weights_are_arguments_of_the_step_and_no_constants(folder) -> None:
     for analysis in analyses:
         assert analysis.argument_size_in_bytes > weight_bytes
         assert analysis.generated_code_size_in_bytes < weight_bytes
+
+
+def test_products_of_a_float32_step_keep_all_bits(folder) -> None:
+    """Elsewhere than on the CPU float32 products are rounded unless asked not to be."""
+    runner = Engine.load(folder, EngineConfig(max_num_seqs=8, max_num_batched_tokens=64))._runner
+    shapes = runner._shapes
+    empty = StepPlan(decodes=(), prefills=())
+    arrays = step_batch.build(empty, shapes.buckets()[-1], shapes)
+    text = runner._step.lower(runner._weights, runner._pool, arrays).as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) >= 12
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
 
 
 def test_padding_is_dropped_and_other_slots_keep_their_bits(folder) -> None:

@@ -70,6 +70,9 @@ def test_every_request_finishes_within_budget_and_blocks(
         assert len(plan.chunks) <= max_num_seqs
         lanes = [id(chunk.sequence) for chunk in plan.chunks]
         assert len(set(lanes)) == len(lanes)
+        # Nobody who holds blocks is left out of a step.
+        running = [s for s in scheduler.sequences() if s.status is SequenceStatus.RUNNING]
+        assert {id(c.sequence) for c in plan.chunks} == {id(s) for s in running}
         for chunk in plan.chunks:
             sequence = chunk.sequence
             assert sequence.status is SequenceStatus.RUNNING
@@ -100,17 +103,19 @@ def test_prompt_is_cut_into_chunks_of_the_budget_and_samples_once() -> None:
     assert seen == [[(0, 8, False)], [(8, 8, False)], [(16, 3, True)]]
 
 
-def test_decodes_come_before_an_older_prefill_that_would_take_the_budget() -> None:
-    scheduler = make_scheduler(40, max_num_seqs=2, token_budget=8)
-    long, short = make_sequence(0, 30, 4), make_sequence(1, 3, 4)
-    scheduler.add(long)
+def test_a_prefill_takes_what_decodes_leave_and_holds_back_the_waiting() -> None:
+    scheduler = make_scheduler(40, max_num_seqs=3, token_budget=8)
+    decoding, long, short = (make_sequence(i, n, 9) for i, n in enumerate((2, 20, 3)))
+    scheduler.add(decoding)
     sample(scheduler, scheduler.schedule())
+    scheduler.add(long)
     scheduler.add(short)
-    while short.num_sampled == 0:
-        sample(scheduler, scheduler.schedule())
-    assert short.num_computed == short.num_tokens - 1
-    plan = scheduler.schedule()
-    assert [c.sequence for c in plan.decodes][-1:] == [short]
+    lengths = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        lengths.append([(c.sequence.request.request_id, c.length) for c in plan.chunks])
+        sample(scheduler, plan)
+    assert lengths == [[(0, 1), (1, 7)], [(0, 1), (1, 7)], [(0, 1), (2, 1), (1, 6)]]
 
 
 def test_youngest_gives_way_and_runs_again_first() -> None:

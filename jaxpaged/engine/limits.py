@@ -1,0 +1,86 @@
+"""What the settings come to for one model on one device: backend, lengths, budget, pool."""
+
+import jax
+
+from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from jaxpaged.engine import memory
+from jaxpaged.errors import ConfigError
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.llama import Llama
+
+DEFAULT_TOKEN_BUDGET = 512
+
+
+def backend() -> str:
+    """JAX's default backend: cpu, gpu or tpu.
+
+    Raises:
+        ConfigError: The device that is asked for cannot be started.
+    """
+    try:
+        return jax.default_backend()
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or ["the platform is not there"])[0]
+        raise ConfigError(
+            f"JAX cannot start its device: {reason}; unset JAX_PLATFORMS, or install what the "
+            "device needs (for NVIDIA GPUs: pip install 'jaxpaged[cuda12]')"
+        ) from None
+
+
+def token_budget(config: EngineConfig) -> int:
+    """Most tokens of a step.
+
+    Raises:
+        ConfigError: A step could not decode every running sequence.
+    """
+    if config.max_num_batched_tokens is None:
+        return max(DEFAULT_TOKEN_BUDGET, config.max_num_seqs)
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens is {config.max_num_batched_tokens}: a step could not "
+            f"decode {config.max_num_seqs} sequences; raise it or lower engine.max_num_seqs"
+        )
+    return config.max_num_batched_tokens
+
+
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens of a sequence.
+
+    Raises:
+        ConfigError: More than the model was made for, or less than one block.
+    """
+    limit = model.max_position_embeddings
+    length = config.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
+    if length > limit:
+        raise ConfigError(
+            f"engine.max_model_len is {length}, the model was made for at most {limit} tokens; "
+            "use a smaller value"
+        )
+    if config.block_size > length:
+        raise ConfigError(
+            f"engine.block_size is {config.block_size}, a sequence has at most {length} tokens; "
+            "use a smaller block, 16 is usual"
+        )
+    return length
+
+
+def capacity(config: EngineConfig, model: Llama, max_model_len: int) -> PoolCapacity:
+    """The pool for a loaded model.
+
+    Raises:
+        CapacityError: It cannot fit into what memory is left.
+    """
+    shape = model.config
+    bytes_per_token = kv_bytes_per_token(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        element_bytes=model.embed_tokens[...].dtype.itemsize,
+    )
+    return memory.resolve_capacity(
+        config,
+        available=memory.available_bytes(),
+        bytes_per_token=bytes_per_token,
+        max_model_len=max_model_len,
+    )
