@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scripted_engine import ScriptedEngine
 from tiny import write_tiny_llama
 
 from jaxpaged.job.spec import JobSpec
@@ -63,5 +64,18 @@ def make_spec(tmp_path, model) -> Callable[..., JobSpec]:
         for name, section in sections.items():
             job[name] = job.get(name, {}) | section if isinstance(section, dict) else section
         return JobSpec.from_dict(job)
+
+    return make
+
+
+@pytest.fixture
+def out(tmp_path) -> pathlib.Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def engine(tokenizer):
+    def make(**options) -> ScriptedEngine:
+        return ScriptedEngine(tokenizer, **options)
 
     return make
