@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 import signal
 import sys
 import traceback
@@ -16,7 +17,11 @@ from jaxpaged.errors import JaxPagedError
 if TYPE_CHECKING:
     import rich.console
 
+    from jaxpaged.job.interrupt import StopRequest
     from jaxpaged.job.progress import Progress
+    from jaxpaged.job.report import JobReport
+    from jaxpaged.storage.options import StorageOptions
+    from jaxpaged.storage.store import Store
 
 _P = ParamSpec("_P")
 
@@ -25,8 +30,9 @@ _EXIT_CODES = """
 Exit codes:
   0 done                          4 more row errors than max_errors
   2 wrong usage, job or input     5 the model cannot fit into memory
-  3 the output is another job's   6 the output folder is in use or not ours
-  1 unexpected                    130, 143 interrupted; run again to continue
+  3 the output is another job's   6 the output is in use, damaged or not ours
+  1 unexpected, or a failed disk  130, 143 interrupted; run again to continue
+  (of diff: 1 the rows differ)
 """
 
 _OVERRIDE = click.option(
@@ -37,6 +43,17 @@ _OVERRIDE = click.option(
     help="Replace a key of the job file, as in sampling.max_tokens=64, as if the file said so: "
     "the value is YAML, and a relative path is relative to the file. May be repeated.",
 )
+
+_STORAGE = click.option(
+    "--storage",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="How to reach s3:// and gs://, as the job file's section storage: "
+    "s3.endpoint_url=http://localhost:9000. May be repeated.",
+)
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
@@ -82,10 +99,23 @@ def main() -> None:
 @main.command()
 @click.argument("job", type=click.Path())
 @_OVERRIDE
+@click.option("--extend", is_flag=True, help="Take in input files that came since the job began.")
+@click.option("--repair", is_flag=True, help="Make the parts again that `verify` rejects.")
+@click.option(
+    "--verify-weights", is_flag=True, help="Let every byte of the weights count, not the headers."
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @_ends_well
-def run(job: str, overrides: tuple[str, ...], quiet: bool) -> int:
-    """Run the job in the file JOB, or continue it where it was interrupted.
+def run(
+    job: str,
+    overrides: tuple[str, ...],
+    *,
+    extend: bool,
+    repair: bool,
+    verify_weights: bool,
+    quiet: bool,
+) -> int:
+    """Run the job in the file JOB, or continue it where it ended early.
 
     \b
     Examples:
@@ -93,27 +123,133 @@ def run(job: str, overrides: tuple[str, ...], quiet: bool) -> int:
       jaxpaged run jobs/eval.yaml --set sampling.max_tokens=16 --set output.path=../out/short
 
     Progress goes to stderr, the summary to stdout. Ctrl-C stops after the step that is running and
-    keeps the finished parts; the same command continues behind them.
+    keeps all finished rows; the same command continues behind them, also after a crash.
     """
-    from jaxpaged.job import report_table
-    from jaxpaged.job.interrupt import JobInterrupted, StopRequest
+    from jaxpaged.job.planned_job import RunOptions
     from jaxpaged.job.runner import run_job
     from jaxpaged.job.spec import JobSpec
 
     spec = JobSpec.from_file(job, overrides)
-    stop = StopRequest(on_first=_say_stopping)
-    try:
-        with stop:
-            result = run_job(spec, progress=_progress(quiet), should_stop=stop)
-    except JobInterrupted as error:
-        click.echo(f"interrupted: {error}", err=True)
-        return stop.exit_code
-    if quiet:
-        return 0
-    if result.state == "already finished":
-        click.echo(f"already finished, nothing to do: {result.output.path}")
-    report_table.show(result, _console())
+    options = RunOptions(extends=extend, repairs=repair, verifies_weights=verify_weights)
+
+    def start(progress: "Progress", should_stop: "StopRequest") -> "JobReport":
+        return run_job(spec, progress=progress, should_stop=should_stop, options=options)
+
+    return _run(start, quiet=quiet)
+
+
+@main.command()
+@click.argument("out")
+@click.option("--where", metavar="CONDITION", help="Which rows to redo.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the job for these rows, as in sampling.max_tokens=4096.",
+)
+@_STORAGE
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_ends_well
+def retry(
+    out: str,
+    where: str | None,
+    overrides: tuple[str, ...],
+    settings: tuple[str, ...],
+    *,
+    quiet: bool,
+) -> int:
+    """Redo chosen rows of the finished job in OUT as a new revision; all others stay bit for bit.
+
+    \b
+    Examples:
+      jaxpaged retry out/eval --where "finish_reason = 'length'" --set sampling.max_tokens=4096
+      jaxpaged retry out/eval --where "error_code IN ('timeout', 'nonfinite_logits')"
+
+    CONDITION compares columns of the output with = <> < <= > >=, IN, LIKE, IS NULL, AND, OR, NOT.
+    Ctrl-C stops; `jaxpaged retry OUT` continues. Replaced parts are kept in _jaxpaged/superseded.
+    """
+    from jaxpaged.job.retry import retry_job
+
+    place, storage = _place(out, settings)
+
+    def start(progress: "Progress", should_stop: "StopRequest") -> "JobReport | None":
+        return retry_job(
+            place,
+            where=where,
+            settings=overrides,
+            storage=storage,
+            progress=progress,
+            should_stop=should_stop,
+        )
+
+    return _run(start, quiet=quiet)
+
+
+@main.command()
+@click.argument("out")
+@_STORAGE
+@_JSON
+@_ends_well
+def status(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Show how far the job in OUT is, running or not.
+
+    \b
+    Examples:
+      jaxpaged status out/eval
+      jaxpaged status out/eval --json
+    """
+    from jaxpaged.job.look import status as state
+    from jaxpaged.job.look import status_table
+
+    found = state.status(_store(out, settings))
+    _show(found.to_json() if as_json else None, lambda console: status_table.show(found, console))
     return 0
+
+
+@main.command()
+@click.argument("out")
+@_STORAGE
+@_JSON
+@_ends_well
+def verify(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Check every byte, row and address in OUT against what its records say.
+
+    \b
+    Example:
+      jaxpaged verify out/eval
+
+    Names what is wrong and ends with 6 then; `jaxpaged run JOB --repair` makes just that again.
+    """
+    from jaxpaged.job.look import verify as verification
+    from jaxpaged.job.look import verify_table
+
+    found = verification.verify(_store(out, settings))
+    _show(found.to_json() if as_json else None, lambda console: verify_table.show(found, console))
+    return found.exit_code
+
+
+@main.command()
+@click.argument("out_a")
+@click.argument("out_b")
+@_STORAGE
+@_JSON
+@_ends_well
+def diff(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Compare two outputs row by row: the same, changed, only in one.
+
+    \b
+    Example:
+      jaxpaged diff out/eval out/eval-short
+
+    Ends with 0 if all rows are the same, with 1 if not.
+    """
+    from jaxpaged.job.look import diff as comparison
+    from jaxpaged.job.look import diff_table
+
+    found = comparison.diff(_store(out_a, settings), _store(out_b, settings))
+    _show(found.to_json() if as_json else None, lambda console: diff_table.show(found, console))
+    return found.exit_code
 
 
 @main.command()
@@ -154,6 +290,55 @@ def version() -> int:
     for name, number in versions.installed().items():
         click.echo(f"{name} {number}")
     return 0
+
+
+def _run(start: "Callable[[Progress, StopRequest], JobReport | None]", *, quiet: bool) -> int:
+    """Runs a job until it ends or is interrupted; prints what it gave; returns the exit code."""
+    from jaxpaged.job import report_table
+    from jaxpaged.job.interrupt import JobInterrupted, StopRequest
+
+    stop = StopRequest(on_first=_say_stopping)
+    try:
+        with stop:
+            result = start(_progress(quiet), stop)
+    except JobInterrupted as error:
+        click.echo(f"interrupted: {error}", err=True)
+        return stop.exit_code
+    if result is None:
+        click.echo("no row is chosen, nothing to do")
+        return 0
+    if not quiet:
+        if result.state == "already finished":
+            click.echo(f"already finished, nothing to do: {result.output.path}")
+        report_table.show(result, _console())
+    return 6 if result.state == "retry unfinished" else 0
+
+
+def _place(out: str, settings: tuple[str, ...]) -> "tuple[str, StorageOptions | None]":
+    """An output's absolute path or URL, and how it is reached if that is said."""
+    import pathlib
+
+    from jaxpaged.job.spec import parse_storage
+    from jaxpaged.storage import access
+
+    place = out if access.split(out) else str(pathlib.Path(out).resolve())
+    return place, parse_storage(settings) if settings else None
+
+
+def _store(out: str, settings: tuple[str, ...]) -> "Store":
+    from jaxpaged.job.output.output_view import PRIVATE
+    from jaxpaged.storage import access
+    from jaxpaged.storage.options import StorageOptions
+
+    place, storage = _place(out, settings)
+    return access.open_store(place, storage or StorageOptions(), private=PRIVATE)
+
+
+def _show(as_json: object, show: "Callable[[rich.console.Console], None]") -> None:
+    if as_json is None:
+        show(_console())
+    else:
+        click.echo(json.dumps(as_json, indent=1, allow_nan=False))
 
 
 def _progress(quiet: bool) -> "Progress":

@@ -5,10 +5,11 @@
     │   └── CheckpointError        2   model files are missing, damaged or not a supported model
     ├── CapacityError              5   the model or the pool can never fit into memory
     ├── JobError                   1
+    │   ├── StorageError           1   the output cannot be read or written: disk, network, rights
     │   ├── InputSchemaError       2   the input files or their columns are not what the job needs
     │   ├── IdentityError          3   the output folder belongs to a job that differs from this one
     │   ├── TooManyRowErrors       4   more rows failed than `max_errors` allows
-    │   └── OutputConflictError    6   the output folder is locked or not ours
+    │   └── OutputConflictError    6   the output folder is in use or not ours
     └── OutOfBlocks                -   the scheduler's own signal; never leaves the engine
 
 A bad *row* is not an exception: it becomes an output row whose `finish_reason` is "error".
@@ -47,6 +48,10 @@ class JobError(JaxPagedError):
     """A job could not be carried through; what was committed stays."""
 
 
+class StorageError(JobError):
+    """Stored bytes cannot be read or written; the message says where, why and what to do."""
+
+
 class InputSchemaError(JobError):
     """The input files or their columns are not what the job file says."""
 
@@ -66,6 +71,6 @@ class TooManyRowErrors(JobError):
 
 
 class OutputConflictError(JobError):
-    """The output folder is locked by another process or was not made by this tool."""
+    """The output folder is in use by another process, or not (any more) what this tool wrote."""
 
     exit_code = 6

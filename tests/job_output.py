@@ -5,6 +5,12 @@ import pathlib
 import pyarrow.dataset
 
 from jaxpaged.job.progress import Snapshot
+from jaxpaged.job.units import Segment, Units
+
+
+def make_units(num_rows: int, rows_per_part: int) -> Units:
+    """The units of a job that was never extended."""
+    return Units(segments=(Segment(num_rows=num_rows),), rows_per_part=rows_per_part)
 
 
 def rows(out: pathlib.Path) -> list[dict]:
@@ -27,8 +33,8 @@ class Watch:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def begin(self, *, total: int, done: int) -> None:
-        self.begun = (total, done)
+    def begin(self, *, total: int, done: int, journaled: int) -> None:
+        self.begun = (total, done, journaled)
 
     def update(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)

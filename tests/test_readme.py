@@ -19,6 +19,7 @@ from jaxpaged.cli import main
 from jaxpaged.job import sections
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.request import ErrorCode
+from jaxpaged.storage import options
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -69,7 +70,9 @@ def test_the_job_of_the_run_command_answers_with_real_sentences(packaged_model, 
     expected = table["id"].to_pylist()
     assert pyarrow.dataset.dataset(out).to_table()["id"].to_pylist() == expected
     assert pd.read_parquet(out)["id"].tolist() == expected
-    rows = duckdb.sql(f"select id, completion from '{out}/*.parquet'").fetchall()
+    with duckdb.connect() as connection:
+        query = f"select id, completion from '{out}/*.parquet'"
+        rows = connection.execute(query).fetchall()
     assert [row[0] for row in rows] == expected
     assert "Paris" in rows[0][1]
 
@@ -93,6 +96,9 @@ def test_the_job_file_shown_is_a_valid_one(tmp_path) -> None:
         sections.SamplingSpec,
         sections.EngineSpec,
         sections.EvalSpec,
+        options.StorageOptions,
+        options.S3Options,
+        options.GSOptions,
         JobSpec,
     ],
 )
@@ -100,6 +106,11 @@ def test_every_key_of_the_job_file_is_described(section) -> None:
     described = README[README.index("## The job file") : README.index("## The output")]
     missing = [key for key in section.model_fields if not re.search(rf"[`.]{key}[`.]", described)]
     assert missing == []
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_every_command_is_named(command) -> None:
+    assert re.search(rf"\bjaxpaged {command}\b", README)
 
 
 def test_every_error_code_is_listed() -> None:

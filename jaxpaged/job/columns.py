@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from jaxpaged.errors import InputSchemaError
-from jaxpaged.job import prompts
-from jaxpaged.job.input_plan import InputPlan
+from jaxpaged.job.input.input_plan import InputPlan
+from jaxpaged.job.prompt import prompts
 from jaxpaged.job.sections import EvalSpec, OutputSpec
 from jaxpaged.job.spec import JobSpec
 

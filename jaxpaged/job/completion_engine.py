@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from jaxpaged.job.prompt_tokenizer import PromptTokenizer
+from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
 from jaxpaged.request import Completion, Request
 
 

@@ -1,20 +1,23 @@
 """Rows to requests just ahead of the engine, and completions back to their rows.
 
 Prompts are made one by one as the engine has room, so that neither prompts nor requests pile up.
-Knows nothing of parts and folders.
+A row whose result is in the journal never reaches the engine. Knows nothing of parts and folders.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxpaged.job import units
 from jaxpaged.job.completion_engine import CompletionEngine
-from jaxpaged.job.prompts import Prompt, PromptBuilder
-from jaxpaged.job.row_batch import Row, RowBatch
-from jaxpaged.job.row_fault import RowFault
-from jaxpaged.job.row_window import RowResult, RowWindow
+from jaxpaged.job.input.row_batch import Row, RowBatch
+from jaxpaged.job.output.journal import Journal
+from jaxpaged.job.output.journal_record import RowAddress
+from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
+from jaxpaged.job.prompt.row_fault import RowFault
+from jaxpaged.job.row_window import KEPT, RowResult, RowWindow
 from jaxpaged.job.spec import JobSpec
+from jaxpaged.job.units import Unit
 from jaxpaged.request import Completion, Request
 
 _MAX_SAMPLES = 3
@@ -40,11 +43,13 @@ class Sample:
 class _Pending:
     """What is remembered of a row while the engine has it."""
 
+    unit: Unit
+    address: RowAddress
+    place: str
     num_prompt_tokens: int
     prompt_sha256: str
+    params: str
     prompt: str | None
-    place: str
-    preview: str | None
 
 
 class Feeder:
@@ -57,12 +62,16 @@ class Feeder:
         window: Holds the rows until they are written.
         max_unfinished: Most requests the engine is given at a time.
         spec: The job: which optional columns are kept, and its seed.
+        journal: Has rows that earlier runs finished, and is told of those that finish now.
+        keep: Whether the row with this global index is to stay as it is: it gets `KEPT` without a
+            prompt being made, and no counter counts it.
 
     Attributes:
-        num_errors: Rows that ended in an error so far.
-        num_special: Rows so far whose text reads like a special token.
         num_rows: Rows with a result so far.
-        first_errors: The first of the errors, as address and reason.
+        num_resumed: Those of them whose result was in the journal.
+        num_errors: Those of them that ended in an error.
+        num_special: Rows so far whose text reads like a special token.
+        first_errors: The first of the errors, as address and code.
     """
 
     def __init__(
@@ -74,6 +83,8 @@ class Feeder:
         window: RowWindow,
         max_unfinished: int,
         spec: JobSpec,
+        journal: Journal | None = None,
+        keep: Callable[[int], bool] | None = None,
     ) -> None:
         self._batches = batches
         self._builder = builder
@@ -81,19 +92,22 @@ class Feeder:
         self._window = window
         self._max_unfinished = max_unfinished
         self._spec = spec
+        self._journal = journal
+        self._is_kept = keep or (lambda row: False)
         self._queue: collections.deque[Row] = collections.deque()
         self._is_exhausted = False
         self._pending: dict[int, _Pending] = {}
-        self.num_errors = 0
-        self.num_special = 0
-        self._num_previews = 0
+        self._previews: dict[int, str] = {}
         self._samples: dict[int, Sample] = {}
         self.num_rows = 0
+        self.num_resumed = 0
+        self.num_errors = 0
+        self.num_special = 0
         self.first_errors: list[str] = []
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """The first rows' completions, as far as they are there."""
+        """The first of this run's own completions, as far as they are there."""
         return tuple(self._samples[row] for row in sorted(self._samples))
 
     @property
@@ -114,11 +128,12 @@ class Feeder:
         for completion in completions:
             pending = self._pending.pop(completion.request_id)
             result = self._result(completion, pending)
-            self._keep(completion.request_id, result, pending.place)
-            if completion.error_code is None and pending.preview is not None:
-                sample = Sample(
-                    row=pending.place, preview=pending.preview, completion=completion.text
-                )
+            self._finish(completion.request_id, result, pending.place)
+            if self._journal is not None:
+                self._journal.add(pending.unit, pending.address, result, params=pending.params)
+            preview = self._previews.get(completion.request_id)
+            if completion.error_code is None and preview is not None:
+                sample = Sample(row=pending.place, preview=preview, completion=completion.text)
                 self._samples[completion.request_id] = sample
 
     def _read_batch(self) -> None:
@@ -127,39 +142,57 @@ class Feeder:
             self._is_exhausted = True
             return
         self._window.add(batch)
-        self._queue.extend(batch.rows(self._builder.columns))
+        numbers = range(batch.start, batch.start + len(batch))
+        kept = {number for number in numbers if self._is_kept(number)}
+        for number in kept:
+            self._window.set_result(number, KEPT)
+        # The cells of a batch are not even decoded if none of its rows is completed.
+        if len(kept) < len(batch):
+            rows = batch.rows(self._builder.columns)
+            self._queue.extend(row for row in rows if row.number not in kept)
 
     def _submit(self, row: Row) -> None:
         try:
             row.check()
             prompt = self._builder.build(row.cells)
         except RowFault as fault:
-            self._keep(row.number, self._faulty(row, fault), row.place)
+            self._finish(row.number, self._faulty(row, fault), row.place)
             return
         self.num_special += prompt.has_special_text
-        self._pending[row.number] = self._remember(prompt, row.place)
-        address = units.address_key(
-            file=row.batch.file, row_group=row.batch.row_group, index=row.index
-        )
+        pending = self._remember(row, prompt)
+        found = self._found(pending)
+        if found is not None:
+            self.num_resumed += 1
+            self._finish(row.number, found, row.place)
+            return
+        if len(self._previews) < _MAX_SAMPLES:
+            self._previews[row.number] = self._builder.preview(prompt)
+        self._pending[row.number] = pending
         self._engine.add_request(
             Request(
                 request_id=row.number,
                 prompt_ids=prompt.ids,
                 params=prompt.params,
-                address=address,
+                address=units.address_key(**dataclasses.asdict(pending.address)),
             )
         )
 
-    def _remember(self, prompt: Prompt, place: str) -> _Pending:
-        is_sample = self._num_previews < _MAX_SAMPLES
-        self._num_previews += is_sample
+    def _remember(self, row: Row, prompt: Prompt) -> _Pending:
         return _Pending(
+            unit=row.batch.unit,
+            address=RowAddress(file=row.batch.file, row_group=row.batch.row_group, index=row.index),
+            place=row.place,
             num_prompt_tokens=len(prompt.ids),
             prompt_sha256=prompt.sha256,
+            params=prompt.params_text,
             prompt=self._builder.text(prompt) if self._spec.output.prompt else None,
-            place=place,
-            preview=self._builder.preview(prompt) if is_sample else None,
         )
+
+    def _found(self, row: _Pending) -> RowResult | None:
+        """The row's result if an earlier run had one."""
+        if self._journal is None:
+            return None
+        return self._journal.find(row.unit, row.address, row.prompt_sha256, params=row.params)
 
     def _result(self, completion: Completion, pending: _Pending) -> RowResult:
         return RowResult(
@@ -194,10 +227,10 @@ class Feeder:
             return own
         return self._spec.seed if sampling.seed is None else sampling.seed
 
-    def _keep(self, row: int, result: RowResult, place: str) -> None:
+    def _finish(self, row: int, result: RowResult, place: str) -> None:
         self._window.set_result(row, result)
         self.num_rows += 1
         if result.error_code is not None:
             self.num_errors += 1
             if len(self.first_errors) < _MAX_EXAMPLES:
-                self.first_errors.append(f"{place}: {result.error_code} ({result.error_message})")
+                self.first_errors.append(f"{place}: {result.error_code}")

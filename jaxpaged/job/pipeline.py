@@ -1,45 +1,72 @@
 """The running job: reader, feeder, engine, window and writer, one step after the other.
 
-    reader -> feeder -> engine -> window -> writer -> part files
-               (prompts)        (input order)
+    reader -> feeder -> engine -> window -> writer -> committed parts
+               (prompts)  |     (input order)
+                       journal
 
 Memory is bounded by the window: when it is full nothing is read, when its head is finished it is
 written.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxpaged.errors import TooManyRowErrors
-from jaxpaged.job import output_table, reader
+from jaxpaged.errors import StorageError, TooManyRowErrors
 from jaxpaged.job.completion_engine import CompletionEngine
 from jaxpaged.job.feeder import Feeder
+from jaxpaged.job.input import reader
 from jaxpaged.job.interrupt import JobInterrupted
-from jaxpaged.job.output_folder import OutputFolder
+from jaxpaged.job.output import output_table
+from jaxpaged.job.output.journal import Journal
+from jaxpaged.job.output.output_folder import OutputFolder
+from jaxpaged.job.output.parent_rows import ParentRows
+from jaxpaged.job.output.writer import PartWriter
 from jaxpaged.job.planned_job import PlannedJob
 from jaxpaged.job.progress import Progress, Snapshot
-from jaxpaged.job.prompts import PromptBuilder
-from jaxpaged.job.row_window import RowWindow
+from jaxpaged.job.row_window import FinishedBatch, RowWindow
 from jaxpaged.job.tally import Tally
 from jaxpaged.job.units import Unit
-from jaxpaged.job.writer import PartWriter
 
 # Requests the engine is given at a time, as a multiple of `engine.max_num_seqs`: the running ones
 # and twice as many that wait.
 _FEED_FACTOR = 3
 _SLICE_ROWS = 4096
 _WINDOW_ROWS = 4 * _SLICE_ROWS
+_SHOWN = 3
 _WINDOW_BYTES = 128 * 1024 * 1024
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a run has to do.
+
+    Attributes:
+        units: The units that are left, in order.
+        total: Rows to complete, those that are done included.
+        done: Rows that are committed already.
+        errors: How many of them failed.
+        examples: Some of those, as address and code.
+        parent: The rows that stay as they are; None if all are completed.
+    """
+
+    units: Iterable[Unit]
+    total: int
+    done: int
+    errors: int
+    examples: Sequence[str] = ()
+    parent: ParentRows | None = None
+
+
 class Pipeline:
-    """Completes and writes units, in order.
+    """Completes and commits units, in order.
 
     Args:
         job: The job.
-        units: The units that are left.
-        tally: Counts the rows of finished parts; holds those of earlier runs.
+        work: What is left of it.
         engine: Completes prompts.
+        journal: Keeps finished rows of units in flight.
+        tally: Counts the rows of committed parts.
         progress: Is told how far the job is.
 
     Attributes:
@@ -52,19 +79,20 @@ class Pipeline:
     def __init__(
         self,
         job: PlannedJob,
-        units: Iterable[Unit],
-        *,
-        tally: Tally,
+        work: Work,
         engine: CompletionEngine,
+        *,
+        journal: Journal,
+        tally: Tally,
         progress: Progress,
     ) -> None:
         self._job = job
-        self._tally = tally
+        self._work = work
         self._engine = engine
+        self._journal = journal
+        self._tally = tally
         self._progress = progress
-        self._rows_before = tally.num_rows
-        self._errors_before = tally.num_errors
-        self._batches = reader.read(job.inputs, job.columns.needed, units)
+        self._batches = reader.read(job.inputs, job.columns.needed, work.units)
         max_num_seqs = job.spec.engine.max_num_seqs
         self._window = RowWindow(
             max_rows=max(_WINDOW_ROWS, 64 * max_num_seqs),
@@ -73,15 +101,19 @@ class Pipeline:
         )
         self.feeder = Feeder(
             self._batches,
-            PromptBuilder(job.spec, engine.tokenizer, job.inputs.schema.names),
+            job.prompt_builder(engine.tokenizer),
             engine,
             window=self._window,
             max_unfinished=_FEED_FACTOR * max_num_seqs,
             spec=job.spec,
+            journal=journal,
+            keep=work.parent.is_kept if work.parent else None,
         )
 
     def run(self, folder: OutputFolder, should_stop: Callable[[], bool]) -> None:
-        """Runs until every row is written; parts appear in the folder as they are finished.
+        """Runs until every row is committed; parts appear as their units are finished.
+
+        However it ends, finished rows of units in flight are in the journal then.
 
         Raises:
             InputSchemaError: An input file is broken or changed.
@@ -89,17 +121,22 @@ class Pipeline:
             JobInterrupted: `should_stop`, asked before every step, said so.
             TooManyRowErrors: More rows failed than `max_errors` allows.
         """
-        self._progress.begin(total=self._job.inputs.num_rows, done=self._rows_before)
+        self._progress.begin(
+            total=self._work.total, done=self._work.done, journaled=self._journal.num_rows
+        )
         try:
-            with (
-                contextlib.closing(self._batches),
-                PartWriter(folder, self._job.columns.output) as writer,
-            ):
+            with contextlib.closing(self._batches), PartWriter(folder) as writer:
                 while not should_stop():
                     if not self._step(writer):
                         return
                     self._progress.update(self._snapshot())
+                self._journal.flush()
                 raise self._interrupted()
+        except BaseException:
+            # What ended the run matters more than the journal, which a full disk refuses too.
+            with contextlib.suppress(StorageError):
+                self._journal.flush()
+            raise
         finally:
             self._engine.abort()
             self._progress.end()
@@ -110,8 +147,10 @@ class Pipeline:
         if self._engine.has_work():
             self.feeder.collect(self._engine.step())
         has_written = self._write_finished(writer)
-        num_errors = self._errors_before + self.feeder.num_errors
-        check_errors(self._job, num_errors, self.feeder.first_errors)
+        self._journal.flush_if_due()
+        num_errors = self._work.errors + self.feeder.num_errors
+        examples = [*self._work.examples, *self.feeder.first_errors]
+        check_errors(self._job, num_errors, examples)
         if has_written or self._engine.has_work() or self.feeder.can_feed:
             return True
         assert not len(self._window), f"the engine gave no result for {len(self._window)} rows"
@@ -120,21 +159,29 @@ class Pipeline:
     def _write_finished(self, writer: PartWriter) -> bool:
         has_written = False
         while finished := self._window.take():
-            table = output_table.build(finished, self._job.columns, self._job.spec.eval)
-            last = finished[-1].batch
-            writer.write(last.unit, table)
-            if last.start + len(last) == last.unit.stop:
-                # Only what is published counts: the rest of an interrupted unit is dropped.
-                self._tally.add_part(self._job.output / last.unit.part_name)
+            self._write(finished, writer)
             has_written = True
         return has_written
 
+    def _write(self, finished: Sequence[FinishedBatch], writer: PartWriter) -> None:
+        unit, parent = finished[0].batch.unit, self._work.parent
+        table = output_table.build(finished, self._job.columns, self._job.spec.eval)
+        if parent is not None:
+            table = parent.merged(unit, finished[0].batch.start, table)
+        if not writer.write(unit, table):
+            return
+        self._job.inputs.check_unchanged(unit)
+        # Only what is committed counts: the rest of an interrupted unit is in the journal.
+        self._tally.add_counts(writer.commit(unit).counts())
+        self._journal.drop(unit)
+        if parent is not None:
+            parent.forget(unit)
+
     def _interrupted(self) -> JobInterrupted:
-        done = self._rows_before + self.feeder.num_rows
+        done = self._work.done + self.feeder.num_rows
         return JobInterrupted(
-            f"stopped after {done:,} of {self._job.inputs.num_rows:,} rows; the "
-            f"{self._tally.num_rows:,} rows of finished parts are kept in {self._job.output}, "
-            "running the same job again continues behind them"
+            f"stopped after {done:,} of {self._work.total:,} rows, which are kept in "
+            f"{self._job.store.url}; the same command continues behind them"
         )
 
     def _snapshot(self) -> Snapshot:
@@ -143,8 +190,9 @@ class Pipeline:
         # what remains are the prompts' tokens, the last of each left out, and recomputed ones.
         computed = stats.prefill_tokens + stats.decode_tokens
         return Snapshot(
-            rows=self._rows_before + self.feeder.num_rows,
-            errors=self._errors_before + self.feeder.num_errors,
+            rows=self._work.done + self.feeder.num_rows,
+            resumed=self._work.done + self.feeder.num_resumed,
+            errors=self._work.errors + self.feeder.num_errors,
             prompt_tokens=computed - stats.sampled_tokens,
             completion_tokens=stats.sampled_tokens,
             running=stats.running,
@@ -162,8 +210,9 @@ def check_errors(job: PlannedJob, num_errors: int, examples: Sequence[str]) -> N
     """
     limit = job.spec.error_limit(job.inputs.num_rows)
     if limit is not None and num_errors > limit:
+        shown = "; ".join(examples[:_SHOWN])
         raise TooManyRowErrors(
             f"{num_errors:,} row errors, more than max_errors allows ({limit:,}); for example "
-            f"{'; '.join(examples)}\nFinished parts are kept in {job.output}; raise max_errors "
+            f"{shown}\nFinished rows are kept in {job.store.url}; raise max_errors "
             "and run the job again, or correct the input and run it with a new output.path"
         )

@@ -1,47 +1,79 @@
-"""A job with its input and model looked at: all that is known before weights are loaded."""
+"""A job with its input, model and output looked at: all that is known before weights are loaded."""
 
 import dataclasses
-import pathlib
+import datetime
+import hashlib
 
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN
-from jaxpaged.errors import ConfigError
-from jaxpaged.job import columns, identity, input_files, input_plan
+from jaxpaged.errors import ConfigError, IdentityError, JobError
+from jaxpaged.job import columns
 from jaxpaged.job.columns import ColumnPlan
-from jaxpaged.job.input_plan import InputPlan
+from jaxpaged.job.input import input_files, input_plan
+from jaxpaged.job.input.input_plan import InputPlan
+from jaxpaged.job.output import history, identity, output_view, part_file
+from jaxpaged.job.output.history import History, JobRecord
+from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
+from jaxpaged.job.prompt.prompts import PromptBuilder
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Units
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors
 from jaxpaged.model.source import locate
+from jaxpaged.storage import access
+from jaxpaged.storage.disk import Disk
+from jaxpaged.storage.files import SourceFiles
+from jaxpaged.storage.store import Store
+
+_ALL_WEIGHTS = "weights, every byte"
+_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job and what its input and model turned out to be.
+    """A job and what its input, model and output turned out to be.
 
     Attributes:
         spec: The job.
-        output: The output folder.
+        store: Where the output lies.
         inputs: The input's files.
         checkpoint: The model's files.
         columns: What is read and written.
         units: How the rows are cut into parts.
-        record: What the output folder remembers of the job.
+        seen: What the output folder remembers; None if no job began there, or none that
+            completed anything.
+        history: What it remembers once this job runs.
+        refusal: Why the output folder cannot be this job's, where that is no error yet.
     """
 
     spec: JobSpec
-    output: pathlib.Path
+    store: Store
     inputs: InputPlan
     checkpoint: Checkpoint
     columns: ColumnPlan
     units: Units
-    record: dict[str, object]
+    seen: History | None
+    history: History
+    refusal: JobError | None = None
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and completion together."""
         limit = self.checkpoint.config.max_position_embeddings
         return self.spec.engine.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output folder holds all parts of this very job."""
+        return output_view.is_finished(self.store, self.history, self.units)
+
+    def prompt_builder(self, tokenizer: PromptTokenizer) -> PromptBuilder:
+        """What makes the job's prompts; the date in them is that of the job's beginning.
+
+        Raises:
+            ConfigError: A prompt does not suit the model.
+        """
+        began = datetime.datetime.fromisoformat(self.history.job.created).replace(tzinfo=None)
+        return PromptBuilder(self.spec, tokenizer, self.inputs.schema.names, moment=began)
 
     def check_model(self) -> None:
         """Finds what the engine would refuse, without reading weights.
@@ -59,25 +91,129 @@ class PlannedJob:
         check_tensors(config, self.checkpoint.shapes(), str(path))
 
 
-def plan(spec: JobSpec) -> PlannedJob:
-    """The planned job; reads the input's footers and the headers of the model's files.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run is told beside the job.
+
+    Attributes:
+        extends: New input files are taken into the job that the output folder holds.
+        repairs: Units whose parts do not verify are completed again.
+        verifies_weights: Every byte of the weights counts, not only their headers and sizes.
+        looks_only: Nothing will be run: what would be refused is kept in `refusal` instead.
+        disk: How local output is written; None for the real disk.
+    """
+
+    extends: bool = False
+    repairs: bool = False
+    verifies_weights: bool = False
+    looks_only: bool = False
+    disk: Disk | None = None
+
+
+def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
+    """The planned job; reads footers and bytes of the input and the headers of the model's files.
 
     Raises:
         ConfigError: Input and output overlap, a template is malformed, or there is no model.
         CheckpointError: The model's files are missing, damaged or of another architecture.
         InputSchemaError: The input is missing, broken, or not what the job needs.
+        OutputConflictError: The output folder is not ours.
+        IdentityError: The output folder holds results of a job that differs.
     """
-    output = pathlib.Path(spec.output.path)
-    inputs = input_plan.plan(spec.input.path)
-    input_files.check_output_apart(spec.input.path, output)
+    options = options or RunOptions()
+    files = SourceFiles(spec.storage)
+    input_files.check_output_apart(spec.input.path, spec.output.path, files=files)
+    store = open_output(spec, options.disk)
+    seen, refusal = _seen(store, options)
+    inputs = input_plan.plan(spec.input.path, files=files, known=seen.files if seen else ())
     columns_plan = columns.plan(spec, inputs)
     checkpoint = open_checkpoint(locate(spec.model))
+    record = _record(spec, inputs, columns_plan, _model(checkpoint, seen, options))
+    try:
+        known = _history(seen, record, store=store, extends=options.extends)
+    except IdentityError as error:
+        if not options.looks_only:
+            raise
+        known, refusal = History(job=record), error
     return PlannedJob(
         spec=spec,
-        output=output,
+        store=store,
         inputs=inputs,
         checkpoint=checkpoint,
         columns=columns_plan,
-        units=Units(num_rows=inputs.num_rows, rows_per_part=spec.output.rows_per_part),
-        record=identity.record(spec, inputs, checkpoint.fingerprint()),
+        units=Units(segments=known.segments, rows_per_part=spec.output.rows_per_part),
+        seen=seen,
+        history=known,
+        refusal=refusal,
     )
+
+
+def open_output(spec: JobSpec, disk: Disk | None = None) -> Store:
+    """Where a job's output lies; nothing is made yet."""
+    return access.open_store(
+        spec.output.path,
+        spec.storage,
+        private=output_view.PRIVATE,
+        durability=spec.output.durability,
+        disk=disk,
+    )
+
+
+def _seen(store: Store, options: RunOptions) -> tuple[History | None, JobError | None]:
+    """What the folder remembers, if it holds results; what is wrong with it, where one only
+    looks."""
+    try:
+        output_view.check_ours(store)
+        return (history.read(store) if output_view.has_results(store) else None), None
+    except JobError as error:
+        if not options.looks_only:
+            raise
+        return None, error
+
+
+def _record(
+    spec: JobSpec, inputs: InputPlan, columns_plan: ColumnPlan, model: dict[str, str]
+) -> JobRecord:
+    return history.job_record(
+        result_keys=identity.result_keys(spec),
+        run_keys=identity.run_keys(spec),
+        model=model,
+        files=inputs.records,
+        schema=part_file.columns(columns_plan.output),
+    )
+
+
+def _history(seen: History | None, record: JobRecord, *, store: Store, extends: bool) -> History:
+    """The seen history, extended if need be; that of a new job if there is none."""
+    if seen is None:
+        return History(job=record)
+    try:
+        identity.check_same(seen, record, place=store.url, extends=extends)
+    except IdentityError:
+        last = seen.revisions[-1] if seen.revisions else None
+        if last is None or last.kind != "extend" or output_view.is_settled(store, last):
+            raise
+        # Nothing of it is committed: without it, this may be the job that there was before.
+        seen = seen.without_last()
+        identity.check_same(seen, record, place=store.url, extends=extends)
+    added = identity.new_files(seen, record)
+    return seen.followed_by(seen.extension(added)) if added else seen
+
+
+def _model(checkpoint: Checkpoint, seen: History | None, options: RunOptions) -> dict[str, str]:
+    """The model's fingerprint; of all bytes if that is wanted now or was when the job began."""
+    model = dict(checkpoint.fingerprint())
+    was_verified = seen is not None and _ALL_WEIGHTS in seen.job.model
+    if options.verifies_weights and seen is not None and not was_verified:
+        raise IdentityError(
+            "--verify-weights: this job began without it, so that nothing is known of the weights "
+            "it began with; leave it out, or choose another output.path"
+        )
+    if options.verifies_weights or was_verified:
+        digest = hashlib.sha256()
+        for path in checkpoint.weight_files():
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        model[_ALL_WEIGHTS] = digest.hexdigest()
+    return model

@@ -25,6 +25,7 @@ class Snapshot:
 
     Attributes:
         rows: Rows with a result, those of earlier runs included.
+        resumed: Those of them that earlier runs finished.
         errors: Rows that failed.
         prompt_tokens: Computed by the engine so far, recomputed ones included.
         completion_tokens: Sampled by the engine so far.
@@ -35,6 +36,7 @@ class Snapshot:
     """
 
     rows: int
+    resumed: int
     errors: int
     prompt_tokens: int
     completion_tokens: int
@@ -42,6 +44,11 @@ class Snapshot:
     waiting: int
     used_blocks: int
     num_blocks: int
+
+    @property
+    def new_rows(self) -> int:
+        """Rows that this run finished."""
+        return self.rows - self.resumed
 
 
 @runtime_checkable
@@ -52,8 +59,9 @@ class Progress(Protocol):
         """Something worth a line."""
         ...
 
-    def begin(self, *, total: int, done: int) -> None:
-        """The rows of the job, and how many of them earlier runs finished."""
+    def begin(self, *, total: int, done: int, journaled: int) -> None:
+        """The rows of the job, how many of them are in finished parts, and how many others
+        earlier runs left in the journal."""
         ...
 
     def update(self, snapshot: Snapshot) -> None:
@@ -71,7 +79,7 @@ class SilentProgress:
     def note(self, text: str) -> None:
         """Shows nothing."""
 
-    def begin(self, *, total: int, done: int) -> None:
+    def begin(self, *, total: int, done: int, journaled: int) -> None:
         """Shows nothing."""
 
     def update(self, snapshot: Snapshot) -> None:
@@ -102,11 +110,11 @@ class LineProgress:
         """Writes the text."""
         _write(self._console, text)
 
-    def begin(self, *, total: int, done: int) -> None:
+    def begin(self, *, total: int, done: int, journaled: int) -> None:
         """Writes what was done before, if anything."""
         self._total = total
-        if done:
-            self.note(f"{done:,} of {total:,} rows are already finished")
+        if done or journaled:
+            self.note(resumed_text(total=total, done=done, journaled=journaled))
         self._next = self._clock() + _LINE_SECONDS
 
     def update(self, snapshot: Snapshot) -> None:
@@ -155,9 +163,11 @@ class BarProgress:
         """Writes the text above the bar."""
         _write(self._console, text)
 
-    def begin(self, *, total: int, done: int) -> None:
+    def begin(self, *, total: int, done: int, journaled: int) -> None:
         """Starts to draw."""
         self._total = total
+        if done or journaled:
+            self.note(resumed_text(total=total, done=done, journaled=journaled))
         self._task = self._bar.add_task("", total=total, completed=done)
         self._live.start()
 
@@ -195,6 +205,17 @@ class RecentRates:
         seconds = end - start
         return (getattr(last, name) - getattr(first, name)) / seconds if seconds > 0 else 0.0
 
+    def seconds_left(self, snapshot: Snapshot, total: int) -> float | None:
+        """How long the rows that are left take; None before any is finished."""
+        rows_per_second = self.per_second("new_rows")
+        return (total - snapshot.rows) / rows_per_second if rows_per_second > 0 else None
+
+
+def resumed_text(*, total: int, done: int, journaled: int) -> str:
+    """What earlier runs did, in words."""
+    text = f"{done:,} of {total:,} rows are in finished parts"
+    return f"{text}, {journaled:,} more in the journal" if journaled else text
+
 
 def describe(snapshot: Snapshot, rates: RecentRates, total: int) -> str:
     """The job's state in a few words: speed, requests, pool, errors, time left."""
@@ -205,11 +226,12 @@ def describe(snapshot: Snapshot, rates: RecentRates, total: int) -> str:
         f"{snapshot.running} running {snapshot.waiting} waiting",
         f"pool {pool:.0f}%",
     ]
+    if snapshot.resumed:
+        parts.append(f"{snapshot.resumed:,} rows resumed")
     if snapshot.errors:
         parts.append(f"{snapshot.errors:,} errors")
-    rows_per_second = rates.per_second("rows")
-    if rows_per_second > 0:
-        parts.append(f"ETA {duration((total - snapshot.rows) / rows_per_second)}")
+    if (seconds := rates.seconds_left(snapshot, total)) is not None:
+        parts.append(f"ETA {duration(seconds)}")
     return ", ".join(parts)
 
 

@@ -13,9 +13,16 @@ from jaxpaged.job.feeder import Sample
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.tally import ErrorCount, MetricScore
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 
-JobState = Literal["finished", "already finished", "stopped", "too many row errors", "failed"]
+JobState = Literal[
+    "finished",
+    "already finished",
+    "retry unfinished",
+    "stopped",
+    "too many row errors",
+    "failed",
+]
 
 _HIGH_TRUNCATED_SHARE = 0.2
 _HIGH_ERROR_SHARE = 0.05
@@ -64,10 +71,14 @@ class RunFacts:
     """What the last run did.
 
     Attributes:
-        parts_kept: Parts that earlier runs had finished.
-        parts_discarded: Parts of earlier runs that were damaged and are completed again.
+        attempt: Its number.
+        revision: The revision of the output that it worked on.
+        parts_kept: Parts that earlier runs had committed.
+        parts_adopted: Whole parts of earlier runs that it committed for them.
+        parts_discarded: Parts of earlier runs that it completed again.
         rows: Rows it completed, those of parts that it did not finish included.
-        row_errors: Those among them that failed.
+        rows_resumed: Rows that it took from the journal of earlier runs.
+        row_errors: Failed rows among both.
         rows_with_special_text: Those whose text reads like a special token.
         load_seconds: Until the engine was ready.
         seconds: From the first row to the last.
@@ -75,9 +86,13 @@ class RunFacts:
         engine: The engine's counters.
     """
 
+    attempt: int = 0
+    revision: int = 0
     parts_kept: int = 0
+    parts_adopted: int = 0
     parts_discarded: int = 0
     rows: int = 0
+    rows_resumed: int = 0
     row_errors: int = 0
     rows_with_special_text: int = 0
     load_seconds: float = 0.0
@@ -169,7 +184,9 @@ def warnings(
                 f"reference ({spec.eval.reference if spec.eval else ''}) cannot be compared with"
             )
     if run.parts_discarded:
-        found.append(f"{run.parts_discarded:,} parts of earlier runs were damaged and are replaced")
+        found.append(
+            f"{run.parts_discarded:,} parts of earlier runs were not whole and are replaced"
+        )
     if output.truncated_share >= _HIGH_TRUNCATED_SHARE:
         remedy = "raise sampling.max_tokens or engine.max_model_len"
         if spec.sampling.max_tokens is None:

@@ -7,8 +7,8 @@ import rich.console
 import rich.table
 import rich.text
 
-from jaxpaged.job import output_folder
 from jaxpaged.job.feeder import Sample
+from jaxpaged.job.output import output_view
 from jaxpaged.job.report import JobReport
 from jaxpaged.job.tally import MetricScore, ScoreCount
 
@@ -53,8 +53,8 @@ def _sample(sample: Sample) -> rich.text.Text:
 def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
     output, run = report.output, report.run
     rows = f"{output.rows:,} of {report.input_rows:,}"
-    if run.parts_kept:
-        rows += f" ({run.rows:,} in this run)"
+    if run.parts_kept or run.rows_resumed:
+        rows += f" ({run.rows:,} in this run, {output.rows - run.rows:,} resumed)"
     yield "rows", rows
     yield "row errors", f"{report.num_errors:,}"
     for error in report.errors:
@@ -65,7 +65,7 @@ def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
     yield from _speed(report)
     yield "cut at a limit", f"{output.truncated_share:.1%} of the rows"
     yield "output", output.path
-    yield "report", f"{output.path}/{output_folder.REPORT}"
+    yield "report", f"{output.path}/{output_view.REPORT}"
 
 
 def _speed(report: JobReport) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import itertools
 
-from jaxpaged.job.row_batch import RowBatch
+from jaxpaged.job.input.row_batch import RowBatch
 from jaxpaged.request import ErrorCode, FinishReason
 
 
@@ -30,6 +30,11 @@ class RowResult:
     ends_in_partial_character: bool = False
     token_ids: tuple[int, ...] = ()
     prompt: str | None = None
+
+
+KEPT = RowResult(finish_reason="stop")
+"""Stands for the result of a row that is not completed at all: the writer puts the row in its
+place that an earlier revision wrote. Told from others by identity."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

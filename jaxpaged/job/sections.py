@@ -12,6 +12,8 @@ from pydantic import Field
 from jaxpaged.config import DType, EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.request import SamplingParams
+from jaxpaged.storage import access
+from jaxpaged.storage.local_store import Durability
 
 MetricName = Literal["exact_match", "contains", "numeric_match", "regex_match"]
 
@@ -30,7 +32,10 @@ PROMPT_SOURCES = ("prompt", "prompt_column", "prompt_ids_column", "messages", "m
 class Section(pydantic.BaseModel):
     """A group of keys: nothing unknown, nothing converted, nothing changed later."""
 
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+    # What is written in the wrong place may be a secret: errors name the place alone.
+    model_config = pydantic.ConfigDict(
+        strict=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
 
 class MessageSpec(Section):
@@ -49,7 +54,7 @@ class InputSpec(Section):
     """Which rows are read and what their prompts are; exactly one of the five prompt sources.
 
     Attributes:
-        path: A Parquet file, a folder of them, a glob, or a list of these.
+        path: A Parquet file, a folder of them, a glob, or a list of these; paths or URLs.
         prompt: A Jinja template over the row's columns; the text is completed as it is.
         prompt_column: The column that holds the text to complete.
         prompt_ids_column: The column that holds token ids, taken as they are.
@@ -86,9 +91,7 @@ class InputSpec(Section):
     def _check_paths(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("expected at least one path, found an empty list")
-        for path in value:
-            _check_local(path)
-        return value
+        return tuple(_check_place(path) for path in value)
 
     @pydantic.field_validator("messages")
     @classmethod
@@ -117,21 +120,26 @@ class OutputSpec(Section):
     """Where the completions go and what is kept with them.
 
     Attributes:
-        path: The folder of part files.
+        path: The folder of part files; a path or a URL.
         rows_per_part: Rows of a part file, the unit that is finished or redone as a whole.
         token_ids: Also write every token id that was sampled.
         prompt: Also write the text that was tokenized.
+        durability: What a finished part survives: "machine", a power loss; "process", the end of
+            the process.
+        journal_interval: Most seconds of finished rows that a kill can cost.
     """
 
     path: str
     rows_per_part: int = Field(default=2048, ge=1)
     token_ids: bool = False
     prompt: bool = False
+    durability: Durability = "machine"
+    journal_interval: float = Field(default=5.0, ge=0, le=3600)
 
     @pydantic.field_validator("path")
     @classmethod
     def _check_path(cls, value: str) -> str:
-        return _check_local(value)
+        return _check_place(value)
 
 
 class SamplingColumns(Section):
@@ -225,13 +233,10 @@ class EvalSpec(Section):
         return _unique(value)
 
 
-def _check_local(path: str) -> str:
+def _check_place(path: str) -> str:
     if not path or "\0" in path:
         raise ValueError(f"expected a path, found {path!r}")
-    if "://" in path:
-        scheme = path.split("://", 1)[0]
-        raise ValueError(f"{scheme}:// is not supported yet; give a local path, found {path!r}")
-    return path
+    return path if access.split(path) is None else access.check_url(path)
 
 
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from jaxpaged.errors import ConfigError
 from jaxpaged.job import spec_errors, spec_file
 from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec, SamplingSpec, Section
 from jaxpaged.request import SamplingParams
+from jaxpaged.storage import access
+from jaxpaged.storage.options import StorageOptions, check_group
 
 
 class JobSpec(Section):
@@ -27,6 +29,7 @@ class JobSpec(Section):
         output: The result's place and form.
         sampling: How tokens are chosen.
         engine: Sizes and limits of the engine.
+        storage: How the object stores of URLs in `input` and `output` are reached.
         eval: Scores, if the rows have reference answers.
         seed: Of every random choice; with a row's address it decides the row's random numbers.
         max_errors: Most rows that may end in an error, as a number or as a share such as "5%";
@@ -38,6 +41,7 @@ class JobSpec(Section):
     output: OutputSpec
     sampling: SamplingSpec = SamplingSpec()
     engine: EngineSpec = EngineSpec()
+    storage: StorageOptions = StorageOptions()
     eval: EvalSpec | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     max_errors: int | str | None = None
@@ -46,6 +50,11 @@ class JobSpec(Section):
     @classmethod
     def _empty_section(cls, value: object) -> object:
         return {} if value is None else value
+
+    @pydantic.field_validator("storage", mode="before")
+    @classmethod
+    def _check_storage(cls, value: object) -> object:
+        return check_group(value)
 
     @pydantic.field_validator("max_errors", mode="before")
     @classmethod
@@ -101,6 +110,8 @@ class JobSpec(Section):
         base = base.resolve()
 
         def absolute(path: str) -> str:
+            if access.split(path) is not None:
+                return path
             try:
                 return os.path.normpath(base / pathlib.Path(path).expanduser())
             except RuntimeError:
@@ -108,7 +119,7 @@ class JobSpec(Section):
 
         return self.model_copy(
             update={
-                "model": self.model if "://" in self.model else absolute(self.model),
+                "model": absolute(self.model),
                 "input": self.input.model_copy(
                     update={"path": tuple(absolute(path) for path in self.input.path)}
                 ),
@@ -137,7 +148,27 @@ class JobSpec(Section):
         return None if share is None else int(share * num_rows + 1e-9)
 
 
+def parse_storage(settings: Sequence[str]) -> StorageOptions:
+    """The section `storage` from `s3.key=value` strings, as a command line has them.
+
+    Raises:
+        ConfigError: A key or value is wrong.
+    """
+    section: dict[str, object] = {}
+    for text in settings:
+        key, value = spec_file.parse_override(text, option="--storage")
+        spec_file.put(section, key, value, option="--storage")
+    try:
+        return StorageOptions.model_validate(section)
+    except pydantic.ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        message = spec_errors.explain(problems, StorageOptions, where="--storage", places={})
+        raise ConfigError(message) from None
+
+
 def _resolved(path: str) -> str:
+    if access.split(path) is not None:
+        return path
     try:
         return str(pathlib.Path(path).resolve())
     except (OSError, RuntimeError):

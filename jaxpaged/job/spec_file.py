@@ -32,24 +32,48 @@ def read(path: pathlib.Path, overrides: Sequence[str] = ()) -> YamlDocument:
     return YamlDocument(value=job, places=places)
 
 
-def _apply(job: dict[str, object], places: dict[KeyPath, str], override: str) -> None:
-    key, equals, text = override.partition("=")
-    keys = key.strip().split(".")
-    where = f"--set {key.strip()}"
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: expected key=value, as in sampling.max_tokens=64")
-    *sections, last = keys
+def parse_override(text: str, option: str = "--set") -> tuple[str, object]:
+    """Key and value of a `key.sub=value`.
+
+    Raises:
+        ConfigError: It is malformed; the message says of which option it is.
+    """
+    key, value = _split(text, option)
+    return key, _parse(value, f"{option} {key}").value
+
+
+def put(job: dict[str, object], key: str, value: object, option: str = "--set") -> None:
+    """Puts a value at a dotted key, in the place of what is there.
+
+    Raises:
+        ConfigError: A part of the key in front of the last is no section.
+    """
+    *sections, last = key.split(".")
     target = job
     for depth, name in enumerate(sections, start=1):
         child = target.setdefault(name, {})
         if child is None:
             child = target[name] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"{where}: {'.'.join(sections[:depth])} has no keys inside")
+            raise ConfigError(f"{option} {key}: {'.'.join(sections[:depth])} has no keys inside")
         target = child
-    value = _parse(text, where)
-    target[last] = value.value
-    _replace_places(places, tuple(keys), value, where)
+    target[last] = value
+
+
+def _apply(job: dict[str, object], places: dict[KeyPath, str], override: str) -> None:
+    key, text = _split(override, "--set")
+    value = _parse(text, f"--set {key}")
+    put(job, key, value.value)
+    _replace_places(places, tuple(key.split(".")), value, f"--set {key}")
+
+
+def _split(override: str, option: str) -> tuple[str, str]:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        # What comes behind the sign may be a secret.
+        raise ConfigError(f"{option} {key}: expected key=value, as in sampling.max_tokens=64")
+    return key, text
 
 
 def _parse(text: str, where: str) -> YamlDocument:

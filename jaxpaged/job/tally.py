@@ -7,12 +7,12 @@ parts counts them like its own.
 import collections
 import dataclasses
 import pathlib
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jaxpaged.errors import JobError
 from jaxpaged.job import columns
 from jaxpaged.job.sections import EvalSpec
 
@@ -70,6 +70,39 @@ class MetricScore:
     by: dict[str, ScoreCount]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScore:
+    """A metric's count for one value of the grouping column; None for all rows."""
+
+    metric: str
+    group: str | None
+    correct: int
+    scored: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What some rows come to, as a value: the content of a `Tally`.
+
+    Attributes:
+        rows: Rows.
+        finish_reasons: Rows by finish reason.
+        tokens: Sums of prompt, completion and cached tokens.
+        partial_characters: Completions cut inside a character.
+        errors: Failed rows by code.
+        examples: The first failed rows by code.
+        scores: By metric and group.
+    """
+
+    rows: int
+    finish_reasons: dict[str, int]
+    tokens: dict[str, int]
+    partial_characters: int
+    errors: dict[str, int]
+    examples: dict[str, tuple[RowError, ...]]
+    scores: tuple[GroupScore, ...]
+
+
 class Tally:
     """Running counts.
 
@@ -108,21 +141,45 @@ class Tally:
         """Rows that failed."""
         return self._error_counts.total()
 
-    def add_part(self, path: pathlib.Path) -> None:
-        """Counts the rows of a finished part.
+    def add_part(self, part: pathlib.Path | BinaryIO) -> None:
+        """Counts the rows of a part that reads.
 
         Raises:
-            JobError: It cannot be read.
+            OSError: It cannot be read, or is no part.
         """
-        try:
-            with pq.ParquetFile(path) as part:
-                for batch in part.iter_batches(columns=list(self.columns)):
-                    self.add(pa.Table.from_batches([batch]))
-        except (pa.ArrowException, OSError) as error:
-            raise JobError(
-                f"{path}: a finished part is damaged ({str(error).splitlines()[0]}); delete it "
-                "and run the job again"
-            ) from None
+        with pq.ParquetFile(part, pre_buffer=False) as file:
+            for batch in file.iter_batches(columns=list(self.columns)):
+                self.add(pa.Table.from_batches([batch]))
+
+    def add_counts(self, counts: Counts) -> None:
+        """Counts what was counted before."""
+        self.num_rows += counts.rows
+        self.finish_reasons.update(counts.finish_reasons)
+        self.tokens.update(counts.tokens)
+        self.num_partial_characters += counts.partial_characters
+        self._error_counts.update(counts.errors)
+        for code, rows in counts.examples.items():
+            known = self._examples[code]
+            known += rows[: _MAX_EXAMPLES - len(known)]
+        for score in counts.scores:
+            group = None if score.group is None else self._known_group(score.group)
+            count = self._scores.setdefault((score.metric, group), collections.Counter())
+            count.update({True: score.correct, False: score.scored - score.correct})
+
+    def counts(self) -> Counts:
+        """All that was counted, as a value."""
+        return Counts(
+            rows=self.num_rows,
+            finish_reasons=dict(self.finish_reasons),
+            tokens=dict(self.tokens),
+            partial_characters=self.num_partial_characters,
+            errors=dict(self._error_counts),
+            examples={code: tuple(rows) for code, rows in self._examples.items()},
+            scores=tuple(
+                GroupScore(metric=metric, group=group, correct=count[True], scored=count.total())
+                for (metric, group), count in self._scores.items()
+            ),
+        )
 
     def add(self, table: pa.Table) -> None:
         """Counts the rows of a table that has at least `columns`."""
@@ -143,9 +200,9 @@ class Tally:
         )
 
     def examples(self) -> list[str]:
-        """Some failed rows, as address and reason."""
+        """Some failed rows, as address and code."""
         return [
-            f"{row.file}, row group {row.row_group}, row {row.index}: {code} ({row.message})"
+            f"{row.file}, row group {row.row_group}, row {row.index}: {code}"
             for code, rows in self._examples.items()
             for row in rows
         ][:_MAX_EXAMPLES]
@@ -190,7 +247,9 @@ class Tally:
 
     def _group(self, value: object) -> str:
         """The name a value is counted under; beyond `MAX_GROUPS` names all are one."""
-        name = NULL_GROUP if value is None else str(value)
+        return self._known_group(NULL_GROUP if value is None else str(value))
+
+    def _known_group(self, name: str) -> str:
         if name not in self._groups and len(self._groups) >= MAX_GROUPS:
             name = OTHER_GROUPS
         self._groups.add(name)

@@ -3,9 +3,12 @@
 Pure arithmetic over global row indices; knows nothing of files' contents.
 """
 
+import bisect
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterator
+from functools import cached_property
 
 from jaxpaged.errors import ConfigError
 
@@ -20,11 +23,15 @@ class Unit:
         index: Its place among the job's units.
         start: The global index of its first row.
         stop: One past its last row.
+        revision: The revision of the output folder that makes it; see `history`.
+        fingerprint: That revision's fingerprint; "" where nobody asks.
     """
 
     index: int
     start: int
     stop: int
+    revision: int = 0
+    fingerprint: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -34,24 +41,41 @@ class Unit:
     @property
     def part_name(self) -> str:
         """The name of its part file; names sort in the order of the units."""
-        return f"part-{self.index:06d}.parquet"
+        return part_name(self.index)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Rows that came into a job together: its first input, or the files of one extension.
+
+    Attributes:
+        num_rows: The rows.
+        revision: The revision that brought them.
+        fingerprint: That revision's fingerprint.
+    """
+
+    num_rows: int
+    revision: int = 0
+    fingerprint: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Units:
     """All units of a job.
 
-    A job without rows has one empty unit, so that its output is a table all the same.
+    No unit has rows of two segments, so that the units of a job stay what they are when it is
+    extended. A job that began without rows has an empty first unit, so that its output is a table
+    all the same.
 
     Attributes:
-        num_rows: Rows of the input.
-        rows_per_part: Rows of every unit but the last.
+        segments: The rows, the job's first input in front.
+        rows_per_part: Rows of every unit but the last of a segment.
 
     Raises:
         ConfigError: There would be more units than part names.
     """
 
-    num_rows: int
+    segments: tuple[Segment, ...]
     rows_per_part: int
 
     def __post_init__(self) -> None:
@@ -61,20 +85,46 @@ class Units:
                 f"most is {MAX_UNITS:,}, so write at least {-(-self.num_rows // MAX_UNITS):,}"
             )
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all segments."""
+        return sum(segment.num_rows for segment in self.segments)
+
     def __len__(self) -> int:
-        return max(1, -(-self.num_rows // self.rows_per_part))
+        return self._first_units[-1]
 
     def __iter__(self) -> Iterator[Unit]:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Unit:
-        start = index * self.rows_per_part
-        stop = min(start + self.rows_per_part, self.num_rows)
-        return Unit(index=index, start=start, stop=stop)
+        if not 0 <= index < len(self):
+            raise IndexError(f"unit {index} of {len(self)}")
+        at = bisect.bisect_right(self._first_units, index) - 1
+        segment, first_row = self.segments[at], self._first_rows[at]
+        start = first_row + (index - self._first_units[at]) * self.rows_per_part
+        return Unit(
+            index=index,
+            start=start,
+            stop=min(start + self.rows_per_part, first_row + segment.num_rows),
+            revision=segment.revision,
+            fingerprint=segment.fingerprint,
+        )
 
-    def at(self, row: int) -> Unit:
-        """The unit that holds the row with this global index."""
-        return self[row // self.rows_per_part]
+    @cached_property
+    def _first_rows(self) -> list[int]:
+        """The global index of each segment's first row, and the number of all rows."""
+        return [0, *itertools.accumulate(segment.num_rows for segment in self.segments)]
+
+    @cached_property
+    def _first_units(self) -> list[int]:
+        """The index of each segment's first unit, and the number of all units."""
+        counts = [-(-segment.num_rows // self.rows_per_part) for segment in self.segments]
+        return [0, *itertools.accumulate([max(1, counts[0]), *counts[1:]])]
+
+
+def part_name(unit: int) -> str:
+    """The name of the part file of the unit with this index."""
+    return f"part-{unit:06d}.parquet"
 
 
 def address_key(*, file: str, row_group: int, index: int) -> int:

@@ -11,12 +11,14 @@ import rich.table
 import rich.text
 
 from jaxpaged.cache.capacity import blocks_for
-from jaxpaged.errors import JaxPagedError
-from jaxpaged.job import output_folder, planned_job, reader
-from jaxpaged.job.planned_job import PlannedJob
-from jaxpaged.job.prompts import Prompt, PromptBuilder
-from jaxpaged.job.row_batch import Row
-from jaxpaged.job.row_fault import RowFault
+from jaxpaged.errors import OutputConflictError
+from jaxpaged.job import planned_job
+from jaxpaged.job.input import reader
+from jaxpaged.job.input.row_batch import Row
+from jaxpaged.job.output import output_view
+from jaxpaged.job.planned_job import PlannedJob, RunOptions
+from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
+from jaxpaged.job.prompt.row_fault import RowFault
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Unit
 
@@ -64,9 +66,9 @@ def validate(spec: JobSpec, num_rows: int) -> Validation:
         ConfigError: The job, or the model's files, are not right, or do not suit each other.
         InputSchemaError: The input is missing, broken, or not what the job needs.
     """
-    job = planned_job.plan(spec)
+    job = planned_job.plan(spec, RunOptions(looks_only=True))
     job.check_model()
-    builder = PromptBuilder(spec, job.checkpoint.tokenizer(), job.inputs.schema.names)
+    builder = job.prompt_builder(job.checkpoint.tokenizer())
     previews: list[PromptPreview] = []
     first = Unit(index=0, start=0, stop=min(num_rows, job.inputs.num_rows))
     for batch in reader.read(job.inputs, job.columns.needed, [first]):
@@ -143,9 +145,14 @@ def _problem(prompt: Prompt, job: PlannedJob) -> str | None:
 
 def _look_at_output(job: PlannedJob) -> tuple[list[str], int]:
     """What a run would say of the output folder, and the exit code it would end with."""
-    try:
-        if output_folder.is_finished(job.output, job.record, job.units):
-            return [f"{job.output} already holds this job, finished: a run would do nothing"], 0
-    except JaxPagedError as error:
-        return [f"a run would be refused: {error}"], error.exit_code
+    if job.refusal is not None:
+        return [f"a run would be refused: {job.refusal}"], job.refusal.exit_code
+    pending = output_view.pending_retry(job.store, job.history)
+    if pending is not None:
+        return [
+            f"a run would be refused: revision {pending.number}, a retry, is not finished; "
+            f"`jaxpaged retry {job.store.url}` finishes it"
+        ], OutputConflictError.exit_code
+    if job.is_finished:
+        return [f"{job.store.url} already holds this job, finished: a run would do nothing"], 0
     return [], 0

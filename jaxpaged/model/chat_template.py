@@ -59,18 +59,24 @@ class ChatTemplate:
             raise TemplateError(f"the chat template is malformed: {_words(error)}") from None
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        moment: datetime.datetime | None = None,
     ) -> str:
         """The prompt's text.
 
         Args:
             messages: Each with at least `role` and `content`.
             add_generation_prompt: End with the header of the assistant's turn.
+            moment: What the template takes for now; None is when it was compiled.
 
         Raises:
             TemplateError: The template refuses the messages (its own message is kept), fails on
                 them, or writes too much.
         """
+        clock = {} if moment is None else {"strftime_now": moment.strftime}
         try:
             return sandbox.join(
                 self._template.generate(
@@ -79,6 +85,7 @@ class ChatTemplate:
                     tools=None,
                     documents=None,
                     **self._variables,
+                    **clock,
                 )
             )
         except sandbox.OutputTooLong:

@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import re
@@ -11,11 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from scripted_engine import ScriptedEngine
 from tiny import write_tiny_llama
 
 from jaxpaged import cli
 from jaxpaged._version import VERSION
 from jaxpaged.cli import main
+from jaxpaged.job.runner import run_job
+from jaxpaged.job.spec import JobSpec
+from jaxpaged.model.checkpoint import open_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,20 @@ def job(tmp_path, model) -> pathlib.Path:
         "eval: {reference: answer, metrics: [contains]}\n"
     )
     return path
+
+
+def run_scripted(job: pathlib.Path, *overrides: str) -> pathlib.Path:
+    """Runs a job with an engine that only echoes; returns where its output is."""
+    spec = JobSpec.from_file(job, overrides)
+    tokenizer = open_checkpoint(pathlib.Path(spec.model)).tokenizer()
+    run_job(spec, engine=ScriptedEngine(tokenizer))
+    return pathlib.Path(spec.output.path)
+
+
+@pytest.fixture
+def finished(job) -> pathlib.Path:
+    """The output of the job."""
+    return run_scripted(job)
 
 
 def invoke(*arguments: object) -> Result:
@@ -72,6 +91,139 @@ def test_a_job_from_end_to_end_and_again(job, tmp_path):
     assert again.exit_code == 0
     assert "already finished, nothing to do" in again.stdout
     assert "KV pool" not in again.stderr
+
+
+def test_rows_that_were_cut_are_redone(job, tmp_path, monkeypatch):
+    assert invoke("run", job).exit_code == 0
+    before = pq.read_table(tmp_path / "out").to_pylist()
+    assert [row["finish_reason"] for row in before] == ["length", "length", "error", "length"]
+    monkeypatch.chdir(tmp_path)
+    where = "finish_reason = 'length' AND q IN ('a', 'd')"
+
+    result = invoke("retry", "out", "--where", where, "--set", "sampling.max_tokens=6")
+
+    assert result.exit_code == 0, result.stderr
+    assert "4 of 4" in result.stdout
+    assert "KV pool" in result.stderr
+    after = pq.read_table(tmp_path / "out").to_pylist()
+    assert [after[1], after[2]] == [before[1], before[2]]
+    assert [after[i]["completion_tokens"] for i in (0, 3)] == [6, 6]
+    for i in (0, 3):
+        # Greedy: the longer completion begins with the shorter one.
+        assert after[i]["completion"].startswith(before[i]["completion"].rstrip("\ufffd"))
+    assert "already finished" in invoke("run", job).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--where", "q = 'nobody'"], 0, ""),
+        ([], 2, "--where: is missing"),
+        (["--where", "qq = 'a'"], 2, "did you mean 'q'?"),
+        (["--where", "q = 'a'", "--set", "output.prompt=true"], 2, "cannot change in a retry"),
+        (["--where", "q = 'a'", "--set", "sampling.max_tokens"], 2, "expected key=value"),
+        (["--where", "q = 'a'", "--storage", "s3.regin=x"], 2, "did you mean region?"),
+    ],
+)
+def test_a_retry_that_redoes_nothing_ends_with_a_documented_code(
+    finished, arguments, code, message
+):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+
+    result = invoke("retry", finished, *arguments)
+
+    assert result.exit_code == code, result.stderr
+    assert message in result.stderr
+    assert result.stderr.count("error: ") == (code != 0)
+    assert ("no row is chosen, nothing to do" in result.stdout) == (code == 0)
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_a_retry_of_what_is_no_finished_job_is_refused(finished, tmp_path):
+    for place in (tmp_path / "none", tmp_path):
+        result = invoke("retry", place, "--where", "q = 'a'")
+        assert result.exit_code == 6
+        assert str(place) in result.stderr
+
+    (finished / "_SUCCESS").unlink()
+    next((finished / "_jaxpaged" / "commits").iterdir()).unlink()
+    result = invoke("retry", finished, "--where", "q = 'a'")
+    assert result.exit_code == 6
+    assert "the job is not finished" in result.stderr
+
+
+def test_new_input_files_are_taken_in_where_that_is_wanted(job, tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows.parquet").rename(tmp_path / "rows" / "m.parquet")
+    run_scripted(job, "input.path=rows")
+    more = pa.table(
+        {"q": [None], "answer": ["x"]}, schema=pq.read_schema(tmp_path / "rows/m.parquet")
+    )
+    pq.write_table(more, tmp_path / "rows" / "a.parquet")
+    words = ["run", job, "--set", "input.path=rows"]
+
+    refused = invoke(*words)
+    taken = invoke(*words, "--extend")
+
+    assert refused.exit_code == 3
+    assert "input file a.parquet: is new, 1 rows" in refused.stderr
+    assert "`jaxpaged run JOB --extend` takes new input files in" in refused.stderr
+    assert taken.exit_code == 0, taken.stderr
+    assert "5 of 5" in taken.stdout
+    assert pq.read_table(tmp_path / "out")["q"].to_pylist() == ["a", "b", None, "d", None]
+
+
+def test_a_damaged_part_is_told_of_and_repaired(job, finished):
+    whole = (finished / "part-000000.parquet").read_bytes()
+    (finished / "part-000001.parquet").unlink()
+
+    verified = invoke("verify", finished, "--json")
+    refused = invoke("run", job)
+    repaired = invoke("run", job, "--repair")
+
+    assert verified.exit_code == refused.exit_code == 6
+    assert [problem["unit"] for problem in json.loads(verified.stdout)["problems"]] == [1]
+    assert "`jaxpaged run JOB --repair`" in refused.stderr
+    assert repaired.exit_code == 0, repaired.stderr
+    assert "part-000001.parquet does not verify; its rows are made again" in repaired.stderr
+    assert (finished / "part-000000.parquet").read_bytes() == whole
+    assert pq.read_table(finished)["q"].to_pylist() == ["a", "b", None, "d"]
+    assert invoke("verify", finished, "--json").exit_code == 0
+
+
+def test_weights_are_verified_from_the_beginning_or_not_at_all(job, finished):
+    result = invoke("run", job, "--verify-weights")
+
+    assert result.exit_code == 3
+    assert "--verify-weights: this job began without it" in result.stderr
+
+
+def test_what_a_folder_holds_is_told_as_json(job, finished, tmp_path):
+    other = run_scripted(job, f"output.path={tmp_path / 'other'}", "sampling.max_tokens=2")
+
+    commands = {
+        "status": (["status", finished], 0),
+        "verify": (["verify", finished], 0),
+        "same": (["diff", finished, finished], 0),
+        "changed": (["diff", finished, other], 1),
+    }
+
+    for name, (words, code) in commands.items():
+        told = invoke(*words, "--json")
+        shown = invoke(*words)
+        assert (told.exit_code, shown.exit_code) == (code, code), (name, told.stderr, shown.stderr)
+        assert isinstance(json.loads(told.stdout), dict)
+        assert shown.stdout.strip()
+        assert told.stderr == shown.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["verify", "OUT"], ["diff", "OUT", "OUT"]], ids=" ".join)
+def test_a_folder_of_no_job_is_refused(words, tmp_path):
+    result = invoke(*(tmp_path if word == "OUT" else word for word in words))
+
+    assert result.exit_code == 6
+    assert str(tmp_path) in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def run_process(*arguments: object, **options) -> subprocess.Popen:
@@ -171,13 +323,31 @@ def test_version_names_what_results_depend_on():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [[], ["run"], ["validate"], ["version"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in sorted(main.commands))])
 def test_every_help_has_an_example(command, flag):
     result = invoke(*command, flag)
 
     assert result.exit_code == 0
-    assert "  jaxpaged " in result.stdout
+    assert re.search(rf"^ +jaxpaged {' '.join(command) or 'run'}\b", result.stdout, re.MULTILINE)
     assert "Example" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("run", ["--set", "--extend", "--repair", "--verify-weights", "--quiet"]),
+        ("retry", ["--where", "--set", "--storage", "--quiet"]),
+        ("status", ["--storage", "--json"]),
+        ("verify", ["--storage", "--json"]),
+        ("diff", ["--storage", "--json"]),
+    ],
+)
+def test_every_option_is_in_the_help(command, options):
+    text = invoke(command, "--help").stdout
+
+    assert [
+        option for option in options if not re.search(rf"^  {option} ", text, re.MULTILINE)
+    ] == []
 
 
 def test_every_exit_code_is_documented():
@@ -246,11 +416,23 @@ def test_a_bug_of_ours_says_so():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["version"], ["validate", "JOB"]],
-    ids=["help", "run help", "version", "validate"],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["retry", "--help"],
+        ["version"],
+        ["validate", "JOB"],
+        ["run", "JOB", "--quiet"],
+        ["retry", "OUT", "--where", "q = 'not there'"],
+        ["status", "OUT", "--json"],
+        ["verify", "OUT", "--json"],
+        ["diff", "OUT", "OUT", "--json"],
+    ],
+    ids=" ".join,
 )
-def test_jax_is_not_loaded_without_need(job, arguments):
-    arguments = [str(job) if argument == "JOB" else argument for argument in arguments]
+def test_jax_is_not_loaded_without_need(job, finished, arguments):
+    places = {"JOB": str(job), "OUT": str(finished)}
+    arguments = [places.get(argument, argument) for argument in arguments]
     script = (
         "import sys\n"
         "from jaxpaged.cli import main\n"

@@ -3,14 +3,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpaged.errors import ConfigError, InputSchemaError
-from jaxpaged.job import columns, input_plan
+from jaxpaged.job import columns
+from jaxpaged.job.input import input_plan
+from jaxpaged.storage.files import SourceFiles
 
 
 @pytest.fixture
 def plan(make_spec):
     def make(**sections):
         spec = make_spec(**sections)
-        return columns.plan(spec, input_plan.plan(spec.input.path))
+        return columns.plan(spec, input_plan.plan(spec.input.path, files=SourceFiles()))
 
     return make
 

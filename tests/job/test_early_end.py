@@ -8,35 +8,48 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from failing_engine import FailingEngine
 from job_output import Watch, parts, rows
 from tiny import write_tiny_llama
 
 from jaxpaged.errors import (
     InputSchemaError,
-    JobError,
+    OutputConflictError,
     TooManyRowErrors,
 )
 from jaxpaged.job.interrupt import JobInterrupted
+from jaxpaged.job.planned_job import RunOptions
 from jaxpaged.job.runner import run_job
 
 
-def test_a_damaged_part_is_told_of_and_completed_again(write_rows, make_spec, engine, out):
+def test_a_damaged_part_is_refused_until_a_repair(write_rows, make_spec, engine, out):
     write_rows(q=["a", "b", "c"])
     spec = make_spec(input={"prompt_column": "q"}, output={"rows_per_part": 1})
     run_job(spec, engine=engine())
     before = rows(out)
     part = out / "part-000001.parquet"
     part.write_bytes(part.read_bytes()[:300])
-    watch = Watch()
 
-    report = run_job(spec, engine=engine(), progress=watch)
+    with pytest.raises(OutputConflictError) as caught:
+        run_job(spec, engine=engine())
+    message = str(caught.value)
+    assert "1 committed parts" in message
+    assert "are missing or changed: part-000001.parquet; put them back" in message
+    assert "`jaxpaged run JOB --repair`" in message
+    assert part.stat().st_size == 300
+
+    watch, double = Watch(), engine()
+    report = run_job(spec, engine=double, progress=watch, options=RunOptions(repairs=True))
 
     assert rows(out) == before
-    assert watch.notes[0] == "part-000001.parquet is damaged and is completed again"
-    assert (report.run.parts_kept, report.run.parts_discarded, report.run.rows) == (2, 1, 1)
-    assert report.warnings == ("1 parts of earlier runs were damaged and are replaced",)
+    assert watch.notes[0] == "part-000001.parquet does not verify; its rows are made again"
+    assert [request.request_id for request in double.requests] == [1]
+    assert (report.state, report.run.parts_kept, report.run.rows) == ("finished", 2, 1)
+    rejected = out / "_jaxpaged" / "rejected"
+    assert [path.stat().st_size for path in rejected.iterdir()] == [300]
 
 
 def test_too_many_row_errors_fail_the_job_and_keep_its_parts(write_rows, make_spec, engine, out):
@@ -48,7 +61,7 @@ def test_too_many_row_errors_fail_the_job_and_keep_its_parts(write_rows, make_sp
 
     message = str(caught.value)
     assert "more than max_errors allows (3)" in message
-    assert "rows.parquet, row group 0, row 40: null_prompt (column 'q' is null)" in message
+    assert "rows.parquet, row group 0, row 40: null_prompt; " in message
     assert not (out / "_SUCCESS").exists()
     report = json.loads((out / "_jaxpaged" / "report.json").read_text())
     assert report["state"] == "too many row errors"
@@ -81,7 +94,7 @@ class StopAfter:
 
 
 def test_an_interrupted_job_continues_behind_its_parts(
-    write_rows, make_spec, engine, out, tmp_path
+    write_rows, make_spec, engine, tokenizer, out, tmp_path
 ):
     write_rows(
         id=list(range(64)), q=[f"q{i}" for i in range(64)], answer=[f"[q{i}]" for i in range(64)]
@@ -95,28 +108,32 @@ def test_an_interrupted_job_continues_behind_its_parts(
     whole = make_spec(output={"rows_per_part": 8, "path": str(tmp_path / "whole")}, **sections)
     expected = run_job(whole, engine=engine())
 
+    finished: set[int] = set()
     for _ in range(3):
-        double = engine(max_num_seqs=4)
+        double = FailingEngine(tokenizer, max_num_seqs=4)
         stamps = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
         with pytest.raises(
-            JobInterrupted, match=r"of 64 rows; the \d+ rows of finished parts are kept"
+            JobInterrupted, match=r"stopped after \d+ of 64 rows, which are kept in"
         ):
             run_job(spec, engine=double, should_stop=StopAfter(5))
         assert not double.has_work()
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
         assert [row["id"] for row in rows(out)] == list(range(len(rows(out))))
-        assert {request.request_id for request in double.requests}.isdisjoint(
-            range(8 * len(stamps))
-        )
+        assert finished.isdisjoint(double.begun)
+        finished |= double.finished
     assert len(parts(out)) >= 3
-    report = run_job(spec, engine=engine())
+    assert len(finished) > 8 * len(parts(out)), "some are in the journal alone"
+    double = FailingEngine(tokenizer)
+    report = run_job(spec, engine=double)
 
     assert rows(out) == rows(tmp_path / "whole")
     assert report.scores == expected.scores
     assert dataclasses.replace(report.output, path="") == dataclasses.replace(
         expected.output, path=""
     )
-    assert report.run.rows == 64 - 8 * report.run.parts_kept
+    assert double.begun == set(range(64)) - finished
+    assert report.run.rows == 64 - len(finished)
+    assert report.run.rows_resumed == len(finished) - 8 * report.run.parts_kept
 
 
 def test_a_stopped_run_reports_what_is_in_the_folder(write_rows, make_spec, engine, out):
@@ -127,7 +144,7 @@ def test_a_stopped_run_reports_what_is_in_the_folder(write_rows, make_spec, engi
         engine={"max_num_seqs": 64},
     )
 
-    with pytest.raises(JobInterrupted, match=r"the 0 rows of finished parts are kept"):
+    with pytest.raises(JobInterrupted, match=r"stopped after 5,120 of 6,000 rows"):
         run_job(spec, engine=engine(max_num_seqs=64), should_stop=StopAfter(80))
 
     report = json.loads((out / "_jaxpaged" / "report.json").read_text())
@@ -137,12 +154,16 @@ def test_a_stopped_run_reports_what_is_in_the_folder(write_rows, make_spec, engi
         0,
         0,
     )
+    double = engine(max_num_seqs=64)
+    assert run_job(spec, engine=double).run.rows_resumed == 5120
+    assert len(double.requests) == 880
 
 
 KILLED = """
 import pathlib, sys
 sys.path.insert(0, sys.argv.pop())
 from scripted_engine import ScriptedEngine
+from jaxpaged.job.planned_job import RunOptions
 from jaxpaged.job.runner import run_job
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.model.checkpoint import open_checkpoint
@@ -235,6 +256,15 @@ def test_a_part_that_cannot_be_read_is_never_deleted(write_rows, make_spec, engi
     part.unlink()
     part.symlink_to(part)
 
-    with pytest.raises(JobError, match=r"part-000001.parquet: cannot read this part: Too many"):
+    with pytest.raises(OutputConflictError, match=r"missing or changed: part-000001.parquet"):
         run_job(spec, engine=engine())
     assert part.is_symlink()
+
+
+def test_a_job_that_failed_stays_failed(write_rows, make_spec, engine, out):
+    write_rows(q=pa.array([None] * 4, pa.string()))
+    spec = make_spec(input={"prompt_column": "q"}, max_errors=0)
+    for _ in range(2):
+        with pytest.raises(TooManyRowErrors):
+            run_job(spec, engine=engine())
+    assert not (out / "_SUCCESS").exists()

@@ -1,229 +1,343 @@
 import json
-import pathlib
-import subprocess
-import sys
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import folder_stamps
 import pytest
+from failing_disk import NumberedDisk
+from five_rows import (
+    KNOWN,
+    NAMES,
+    RETRIED,
+    SCHEMA,
+    UNITS,
+    file_record,
+    finish,
+    job_of,
+    local,
+    table,
+    write,
+    writing,
+)
+from job_output import parts, rows
+from lockless_store import LocklessStore, StoreClock
 
-from jaxpaged.errors import ConfigError, IdentityError, JobError, OutputConflictError
-from jaxpaged.job import output_folder
-from jaxpaged.job.output_folder import OutputFolder
-from jaxpaged.job.units import Units
-from jaxpaged.job.writer import PartWriter
-
-SCHEMA = pa.schema([("id", pa.int64())])
-UNITS = Units(num_rows=4, rows_per_part=2)
-JOB: dict[str, object] = {"result_keys": {"seed": 0}, "input": {"files": ["a"]}}
-
-
-def write_unit(folder: OutputFolder, index: int) -> None:
-    unit = UNITS[index]
-    with PartWriter(folder, SCHEMA) as writer:
-        writer.write(unit, pa.table({"id": list(range(unit.start, unit.stop))}))
+from jaxpaged.errors import OutputConflictError, StorageError
+from jaxpaged.job.output import attempt as attempts
+from jaxpaged.job.output import commit, history, output_view, part_file
+from jaxpaged.job.output.attempt import Attempt
+from jaxpaged.job.output.output_folder import OutputFolder, Recovery
+from jaxpaged.job.output.output_view import PRIVATE
+from jaxpaged.job.output.writer import PartWriter
+from jaxpaged.storage.local_store import LocalStore
 
 
 @pytest.fixture
-def finished(tmp_path) -> pathlib.Path:
+def store(tmp_path) -> LocalStore:
     """A folder with the whole job."""
-    with OutputFolder(tmp_path / "out") as folder:
-        folder.claim(JOB, UNITS)
-        write_unit(folder, 0)
-        write_unit(folder, 1)
-        folder.write_report({"rows": 4})
-        folder.finish({"rows": 4})
-    return tmp_path / "out"
+    made = local(tmp_path / "out")
+    with writing(made) as folder:
+        finish(folder, list(UNITS))
+        folder.write_report({"rows": 5})
+    return made
 
 
-def test_a_finished_folder_says_so(finished, tmp_path):
-    assert output_folder.is_finished(finished, JOB, UNITS)
-    assert output_folder.read_report(finished) == {"rows": 4}
-    assert json.loads((finished / "_SUCCESS").read_text()) == {
-        "rows": 4,
-        "part_bytes": {path.name: path.stat().st_size for path in finished.glob("*.parquet")},
+def test_a_finished_folder_says_so(store):
+    assert output_view.is_finished(store, KNOWN, UNITS)
+    assert output_view.read_json(store, output_view.REPORT) == {"rows": 5}
+    summary = json.loads((store.path / "_SUCCESS").read_text())
+    assert summary.pop("finished").startswith("20")
+    assert summary == {
+        "rows": 5,
+        "fingerprint": KNOWN.fingerprint,
+        "revision": 0,
+        "part_bytes": {name: (store.path / name).stat().st_size for name in NAMES},
     }
-    assert not output_folder.is_finished(tmp_path / "other", JOB, UNITS)
 
 
-def test_only_parts_are_visible_and_nothing_is_left_aside(finished):
-    visible = sorted(path.name for path in finished.iterdir() if path.name[0] not in "_.")
+def test_only_parts_are_visible_and_nothing_is_left_aside(store):
+    visible = sorted(path.name for path in store.path.iterdir() if path.name[0] not in "_.")
 
-    assert visible == ["part-000000.parquet", "part-000001.parquet"]
-    assert list((finished / "_jaxpaged" / "tmp").iterdir()) == []
-
-
-def test_a_missing_part_makes_the_job_unfinished(finished):
-    (finished / "part-000001.parquet").unlink()
-
-    assert not output_folder.is_finished(finished, JOB, UNITS)
-    with OutputFolder(finished) as folder:
-        folder.claim(JOB, UNITS)
-        assert folder.finished_units(UNITS, SCHEMA) == ({0}, [])
-        assert not (finished / "_SUCCESS").exists()
+    assert visible == NAMES
+    assert [row["id"] for row in rows(store.path)] == list(range(5))
+    assert list((store.path / PRIVATE / "tmp").iterdir()) == []
 
 
-def test_a_damaged_part_is_removed_and_redone(finished):
-    part = finished / "part-000000.parquet"
-    part.write_bytes(part.read_bytes()[:-20])
-    pq.write_table(pa.table({"id": [2]}), finished / "part-000001.parquet")
-
-    with OutputFolder(finished) as folder:
-        folder.claim(JOB, UNITS)
-        assert folder.finished_units(UNITS, SCHEMA) == (
-            set(),
-            ["part-000000.parquet", "part-000001.parquet"],
-        )
-    assert not part.exists()
-
-
-def test_parts_that_changed_since_make_the_job_unfinished(finished):
-    part = finished / "part-000000.parquet"
-    part.write_bytes(part.read_bytes()[:30])
-    assert not output_folder.is_finished(finished, JOB, UNITS)
-
-    part.unlink()
-    part.mkdir()
-    assert not output_folder.is_finished(finished, JOB, UNITS)
+def test_a_record_says_what_the_part_is(store):
+    for unit in UNITS:
+        record = commit.read(store, unit.index, 0)
+        with store.open(unit.part_name) as file:
+            assert record.sha256 == part_file.sha256(file)
+        assert record.is_of(unit)
+        assert record.num_bytes == (store.path / unit.part_name).stat().st_size
+        assert (record.attempt, record.adopted_by) == (1, None)
+        assert record.counts.rows == unit.num_rows
+        assert record.counts.tokens["completion"] == 2 * unit.num_rows
+    assert commit.read(store, 0, 0).counts.errors == {"bad_type": 1}
 
 
-def test_a_directory_in_a_file_s_place_is_one_message(finished):
-    part = finished / "part-000001.parquet"
-    part.unlink()
-    part.mkdir()
-    with OutputFolder(finished) as folder:
-        folder.claim(JOB, UNITS)
-        with pytest.raises(JobError, match=r"000001.parquet: cannot read this part: Is a dir"):
-            folder.finished_units(UNITS, SCHEMA)
-    part.rmdir()
+def test_each_step_of_a_commit_is_on_the_disk_before_the_next(tmp_path):
+    disk = NumberedDisk()
+    store = LocalStore(tmp_path / "out", private=PRIVATE, disk=disk)
+    with writing(store) as folder:
+        del disk.steps[:]
+        write(folder, UNITS[0])
 
-    (finished / "_SUCCESS").mkdir()
+        assert disk.steps == [
+            "sync tmp/part-000000.parquet.tmp",
+            "rename out/part-000000.parquet",
+            f"sync {tmp_path.name}/out",
+            "make_folder _jaxpaged/commits",
+            "sync out/_jaxpaged",
+            "write tmp/_jaxpaged-commits-000000-r0.json.tmp",
+            "sync tmp/_jaxpaged-commits-000000-r0.json.tmp",
+            "link commits/000000-r0.json",
+            "sync _jaxpaged/commits",
+            "unlink tmp/_jaxpaged-commits-000000-r0.json.tmp",
+        ]
+
+
+def test_who_wants_no_durability_flushes_nothing(tmp_path):
+    disk = NumberedDisk()
+    with writing(local(tmp_path / "out", disk)) as folder:
+        finish(folder, list(UNITS))
+
+    assert [step for step in disk.steps if step.startswith("sync")] == []
+    assert len([step for step in disk.steps if step.startswith("link commits/")]) == 3
+
+
+def test_the_job_s_record_is_written_once(store):
+    before = folder_stamps.of_all(store.path)
+
+    for wanted in (KNOWN, RETRIED, RETRIED):
+        with writing(store, wanted) as folder:
+            assert folder.attempt.number > 1
+
+    after = folder_stamps.of_all(store.path)
+    assert after[history.JOB] == before[history.JOB]
+    assert sorted(after.keys() - before.keys()) == ["_jaxpaged/revisions/000001.json"]
+    # A folder that became another one's is not finished before it is.
+    assert before.keys() - after.keys() == {"_SUCCESS"}
+    assert history.read(store) == RETRIED
+
+
+def test_a_folder_that_is_finished_stays_so_for_the_same_history(store):
+    with writing(store):
+        assert output_view.is_finished(store, KNOWN, UNITS)
+
+
+def test_a_history_that_changed_meanwhile_is_refused(store):
+    other = KNOWN.followed_by(KNOWN.extension([file_record("b", 1)]))
+    with writing(store, RETRIED):
+        pass
+    before = folder_stamps.of_all(store.path)
+
+    for seen, wanted in ((KNOWN, KNOWN), (KNOWN, other), (None, KNOWN)):
+        with (
+            Attempt(store) as attempt,
+            OutputFolder(store, attempt, schema=SCHEMA, scoring=None) as folder,
+            pytest.raises(OutputConflictError, match=r"another process changed .*/out while"),
+        ):
+            folder.claim(seen, wanted)
+    assert folder_stamps.of_all(store.path) == before
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_job_that_completed_nothing_makes_way_for_another(tmp_path, is_readable):
+    store = local(tmp_path / "out")
+    with writing(store, job_of(seed=1)) as folder:
+        folder.write_report({})
+    if not is_readable:
+        (store.path / history.JOB).write_text("{")
     with (
-        OutputFolder(finished) as folder,
-        pytest.raises(JobError, match=r"cannot write to .*_SUCCESS: Is a directory"),
+        Attempt(store) as attempt,
+        OutputFolder(store, attempt, schema=SCHEMA, scoring=None) as folder,
     ):
-        folder.claim(JOB, UNITS)
+        folder.claim(None, KNOWN)
+        assert history.read(store) == KNOWN
+        assert folder.recover(UNITS) == Recovery(committed=frozenset())
+        write(folder, UNITS[0])
 
-    (finished / "_jaxpaged" / "tmp" / "stray").mkdir()
+    with writing(store) as folder:
+        assert folder.recover(UNITS).committed == {0}
+
+
+def test_revisions_of_nothing_make_way_too(tmp_path):
+    store = local(tmp_path / "out")
+    with writing(store):
+        revision = RETRIED.revisions[0]
+        assert store.create(revision.name, history.to_bytes(revision))
+    assert history.read(store) == RETRIED
+
+    with writing(store, KNOWN):
+        assert history.read(store) == KNOWN
+
+
+def test_results_without_a_record_of_their_job_are_nobody_s(store):
+    (store.path / history.JOB).unlink()
+    before = folder_stamps.of_all(store.path)
+
+    with pytest.raises(OutputConflictError) as caught, writing(store):
+        pass
+    assert "holds results, but no record of the job that made them" in str(caught.value)
+    assert "restore _jaxpaged/job.json" in str(caught.value)
+    assert folder_stamps.of_all(store.path) == before
+
+
+def test_committed_parts_that_are_gone_or_changed_are_refused(store):
+    records = output_view.current_records(store, range(3))
+    with writing(store) as folder:
+        output_view.check_committed(store, records, UNITS, KNOWN)
+        (store.path / NAMES[0]).unlink()
+        (store.path / NAMES[2]).write_bytes((store.path / NAMES[2]).read_bytes()[:-1])
+        with pytest.raises(OutputConflictError) as caught:
+            output_view.check_committed(store, records, UNITS, KNOWN)
+        # Nothing that has a record is ever taken for a leftover.
+        assert folder.recover(UNITS).committed == {0, 1, 2}
+        assert parts(store.path) == NAMES[1:]
+
+    assert caught.value.exit_code == 6
+    assert f"2 committed parts in {store.path} are missing or changed" in str(caught.value)
+    assert f"{NAMES[0]}, {NAMES[2]}; put them back" in str(caught.value)
+    assert "`jaxpaged run JOB --repair`" in str(caught.value)
+    assert not output_view.is_finished(store, KNOWN, UNITS)
+
+
+def test_a_part_that_became_a_folder_is_a_changed_one(store):
+    part = store.path / NAMES[1]
+    part.unlink()
+    part.mkdir()
+
+    assert not output_view.is_finished(store, KNOWN, UNITS)
+    records = output_view.current_records(store, range(3))
+    with pytest.raises(OutputConflictError, match="1 committed parts"):
+        output_view.check_committed(store, records, UNITS, KNOWN)
+
+
+def test_what_is_in_the_way_is_one_message(store):
+    (store.path / "_SUCCESS").unlink()
+    (store.path / "_SUCCESS").mkdir()
     with (
-        pytest.raises(JobError, match=r"cannot write to .*tmp/stray: Is a directory"),
-        OutputFolder(finished),
+        pytest.raises(StorageError, match=r"cannot write to .*_SUCCESS: Is a directory"),
+        writing(store) as folder,
+    ):
+        folder.finish(KNOWN, {})
+
+    (store.path / PRIVATE / "tmp" / "stray").mkdir()
+    with (
+        pytest.raises(StorageError, match=r"cannot write to .*tmp/stray: Is a directory"),
+        writing(store),
     ):
         pass
 
 
-def test_a_record_of_another_format_is_refused(finished):
-    record = finished / "_jaxpaged" / "job.json"
-    record.write_text(json.dumps(JOB | {"format": 99}))
+def test_leftovers_are_swept_at_both_ends(store):
+    aside = store.path / PRIVATE / "tmp"
+    (aside / "part-000009.parquet.tmp").write_text("of a killed run")
 
-    with pytest.raises(IdentityError, match=r"format of the record: 99 -> none"):
-        output_folder.is_finished(finished, JOB, UNITS)
-
-
-def test_parts_of_a_job_that_differs_are_refused_with_the_difference(finished):
-    changed = {"result_keys": {"seed": 1}, "input": {"files": ["a"]}, "run_keys": {"x": 1}}
-
-    with pytest.raises(IdentityError, match=r"2 parts of a job that differs") as caught:
-        output_folder.is_finished(finished, changed, UNITS)
-    assert "\n  seed: 0 -> 1\n" in str(caught.value)
-
-    with OutputFolder(finished) as folder, pytest.raises(IdentityError):
-        folder.claim(changed, UNITS)
-    assert (finished / "_SUCCESS").exists()
-
-
-def test_a_folder_without_parts_is_claimed_anew(tmp_path):
-    other: dict[str, object] = {"result_keys": {"seed": 1}, "input": {}}
-    with OutputFolder(tmp_path / "out") as folder:
-        folder.claim(other, UNITS)
-    with OutputFolder(tmp_path / "out") as folder:
-        folder.claim(JOB, UNITS)
-        write_unit(folder, 0)
-
-    assert not output_folder.is_finished(tmp_path / "out", JOB, UNITS)
-    with pytest.raises(IdentityError):
-        output_folder.is_finished(tmp_path / "out", other, UNITS)
-
-
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path):
-    for name in "abcd":
-        (tmp_path / name).write_text("precious")
-
-    with pytest.raises(OutputConflictError, match=r"holds a, b, c and 1 more; choose another"):
-        OutputFolder(tmp_path)
-    with pytest.raises(OutputConflictError, match=r"a is a file; choose a folder"):
-        OutputFolder(tmp_path / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == list("abcd")
-
-
-def test_a_foreign_parquet_file_among_the_parts_is_refused(finished):
-    pq.write_table(pa.table({"id": [9]}), finished / "copy.parquet")
-
-    with pytest.raises(OutputConflictError, match=r"copy.parquet is no part of this job"):
-        output_folder.is_finished(finished, JOB, UNITS)
-
-
-def test_parts_without_a_readable_record_are_refused(finished):
-    (finished / "_jaxpaged" / "job.json").write_text("{")
-
-    with pytest.raises(OutputConflictError, match=r"job.json cannot be read"):
-        output_folder.is_finished(finished, JOB, UNITS)
-
-
-def test_two_processes_cannot_write_at_once(tmp_path):
-    script = (
-        "import pathlib, sys\n"
-        "from jaxpaged.job.output_folder import OutputFolder\n"
-        "try: OutputFolder(pathlib.Path(sys.argv[1]))\n"
-        "except Exception as error: sys.exit(f'{error.exit_code}: {error}')\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "out")]
-
-    with OutputFolder(tmp_path / "out"):
-        second = subprocess.run(command, capture_output=True, text=True, check=False)
-    third = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert second.stderr.startswith("6: output.path: another process is writing to")
-    assert third.returncode == 0
-
-
-def test_a_place_that_cannot_be_written_to_is_a_config_error(tmp_path):
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(ConfigError, match=r"output.path: cannot (read|write to) .*Not a directory"):
-        OutputFolder(tmp_path / "file" / "out")
-    with pytest.raises(ConfigError, match=r"output.path: cannot write to /proc/none/out"):
-        OutputFolder(pathlib.Path("/proc/none/out"))
+    with writing(store):
+        assert list(aside.iterdir()) == []
+        (aside / "more.tmp").write_text("of this one")
+    assert list(aside.iterdir()) == []
 
 
 def test_a_part_that_does_not_read_back_stays_invisible(tmp_path):
-    with OutputFolder(tmp_path / "out") as folder:
-        folder.aside("part-000000.parquet").write_bytes(b"PAR1")
-        with pytest.raises(JobError, match="does not read back as it was written"):
-            folder.publish_part("part-000000.parquet", 2, SCHEMA)
-    assert not list((tmp_path / "out").glob("*.parquet"))
+    store = local(tmp_path / "out")
+    with writing(store) as folder:
+        folder.store.scratch(NAMES[0]).write_bytes(b"PAR1")
+        with pytest.raises(StorageError, match="does not read back as it was written"):
+            folder.commit(UNITS[0])
+        with pytest.raises(StorageError, match=r"part-000001.parquet.tmp: does not read back"):
+            folder.commit(UNITS[1])
+        with PartWriter(folder) as writer:
+            assert writer.write(UNITS[2], table(UNITS[2]))
+        with folder.store.scratch(NAMES[2]).open("r+b") as file:
+            file.seek(200)
+            file.write(b"\xff" * 50)
+        with pytest.raises(StorageError, match="does not read back"):
+            folder.commit(UNITS[2])
+
+    assert parts(store.path) == []
+    assert commit.committed(store) == {}
 
 
 def test_an_abandoned_part_leaves_nothing(tmp_path):
-    with OutputFolder(tmp_path / "out") as folder, PartWriter(folder, SCHEMA) as writer:
-        writer.write(UNITS[0], pa.table({"id": [0]}))
-        assert list((tmp_path / "out" / "_jaxpaged" / "tmp").iterdir())
+    store = local(tmp_path / "out")
+    with writing(store) as folder, PartWriter(folder) as writer:
+        assert not writer.write(UNITS[0], table(UNITS[0]).slice(1))
+        assert list((store.path / PRIVATE / "tmp").iterdir())
 
-    assert list((tmp_path / "out" / "_jaxpaged" / "tmp").iterdir()) == []
-    assert not list((tmp_path / "out").glob("*.parquet"))
+    assert list((store.path / PRIVATE / "tmp").iterdir()) == []
+    assert parts(store.path) == []
 
 
 def test_a_full_disk_is_one_message(tmp_path):
     # /dev/full takes no byte; the part is written to it through a link.
-    with OutputFolder(tmp_path / "out") as folder:
-        folder.aside("part-000000.parquet").symlink_to("/dev/full")
+    with writing(local(tmp_path / "out")) as folder:
+        folder.store.scratch(NAMES[0]).symlink_to("/dev/full")
         with (
-            pytest.raises(JobError, match=r"cannot write to .*/out: .*No space left on device"),
-            PartWriter(folder, SCHEMA) as writer,
+            pytest.raises(StorageError, match=r"cannot write to .*/out.*: .*No space left on dev"),
+            PartWriter(folder) as writer,
         ):
-            writer.write(UNITS[0], pa.table({"id": [0, 1]}))
+            writer.write(UNITS[0], table(UNITS[0]))
 
 
-def test_json_that_is_not_json_is_never_written(tmp_path):
-    with OutputFolder(tmp_path / "out") as folder, pytest.raises(ValueError, match="not JSON comp"):
+def test_json_that_is_not_json_is_never_written(store):
+    before = (store.path / output_view.REPORT).read_bytes()
+
+    with writing(store) as folder, pytest.raises(ValueError, match="not JSON comp"):
         folder.write_report({"x": float("nan")})
+    assert (store.path / output_view.REPORT).read_bytes() == before
+
+
+def test_a_record_that_another_writer_made_is_a_conflict(tmp_path):
+    store = local(tmp_path / "out")
+    with writing(store) as folder:
+        assert store.create(commit.record_name(0, 0), b"of another process")
+
+        with pytest.raises(OutputConflictError, match=r"000000-r0.json exists already, made by an"):
+            write(folder, UNITS[0])
+    assert store.read(commit.record_name(0, 0)) == b"of another process"
+
+
+def test_a_writer_that_was_replaced_commits_nothing(tmp_path):
+    clock = StoreClock()
+    slow, quick = (LocklessStore(tmp_path / "out", clock, name) for name in ("slow", "quick"))
+    with writing(slow) as folder:
+        write(folder, UNITS[0])
+        with PartWriter(folder) as writer:
+            assert writer.write(UNITS[1], table(UNITS[1]))
+            clock.now += attempts.LEASE_SECONDS
+            with writing(quick) as later:
+                assert later.recover(UNITS).committed == {0}
+                with pytest.raises(OutputConflictError, match=r"attempt 2 .* took over"):
+                    writer.commit(UNITS[1])
+                assert parts(quick.path) == NAMES[:1]
+                write(later, UNITS[1])
+            with pytest.raises(OutputConflictError, match=r"attempt 2 .* took over"):
+                writer.commit(UNITS[1])
+
+    assert commit.read(quick, 1, 0).attempt == 2
+    assert [row["id"] for row in rows(quick.path)] == [0, 1, 2, 3]
+
+
+def test_a_discarded_part_is_kept_out_of_sight(store):
+    before = (store.path / NAMES[1]).read_bytes()
+    with writing(store) as folder:
+        folder.discard(UNITS[1])
+
+        assert parts(store.path) == [NAMES[0], NAMES[2]]
+        assert commit.committed(store) == {0: (0,), 2: (0,)}
+        kept = store.path / output_view.REJECTED / f"{NAMES[1]}.a2"
+        assert kept.read_bytes() == before
+        assert folder.recover(UNITS).committed == {0, 2}
+        write(folder, UNITS[1])
+    assert commit.read(store, 1, 0).attempt == 2
+    assert [row["id"] for row in rows(store.path)] == list(range(5))
+
+
+def test_a_part_that_is_gone_can_be_discarded(store):
+    (store.path / NAMES[1]).unlink()
+    with writing(store) as folder:
+        folder.discard(UNITS[1])
+
+    assert commit.committed(store) == {0: (0,), 2: (0,)}
+    assert not (store.path / output_view.REJECTED).exists()

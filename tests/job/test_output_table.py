@@ -1,10 +1,13 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from job_output import make_units
 
-from jaxpaged.job import columns, input_plan, output_table, reader
+from jaxpaged.job import columns
+from jaxpaged.job.input import input_plan, reader
+from jaxpaged.job.output import output_table
 from jaxpaged.job.row_window import FinishedBatch, RowResult
-from jaxpaged.job.units import Units
+from jaxpaged.storage.files import SourceFiles
 
 
 @pytest.fixture
@@ -13,9 +16,9 @@ def build(make_spec):
 
     def make(results: list[RowResult], **sections):
         spec = make_spec(**sections)
-        inputs = input_plan.plan(spec.input.path)
+        inputs = input_plan.plan(spec.input.path, files=SourceFiles())
         plan = columns.plan(spec, inputs)
-        units = Units(num_rows=inputs.num_rows, rows_per_part=100)
+        units = make_units(num_rows=inputs.num_rows, rows_per_part=100)
         left = iter(results)
         finished = [
             FinishedBatch(batch=batch, results=[next(left) for _ in range(len(batch))])

@@ -3,12 +3,13 @@ import io
 import pytest
 import rich.console
 
-from jaxpaged.job.progress import BarProgress, LineProgress, Snapshot, duration
+from jaxpaged.job.progress import BarProgress, LineProgress, RecentRates, Snapshot, duration
 
 
-def snapshot(rows: int, tokens: int = 0, errors: int = 0) -> Snapshot:
+def snapshot(rows: int, tokens: int = 0, errors: int = 0, resumed: int = 0) -> Snapshot:
     return Snapshot(
         rows=rows,
+        resumed=resumed,
         errors=errors,
         prompt_tokens=2 * tokens,
         completion_tokens=tokens,
@@ -36,7 +37,7 @@ def lines():
 
 def test_a_line_every_ten_seconds(lines):
     clock, text, progress = lines
-    progress.begin(total=100, done=0)
+    progress.begin(total=100, done=0, journaled=0)
 
     for second in range(31):
         clock.now = 100.0 + second
@@ -50,20 +51,42 @@ def test_a_line_every_ten_seconds(lines):
 
 
 def test_rows_of_earlier_runs_are_told_apart(lines):
-    _, text, progress = lines
+    clock, text, progress = lines
 
-    progress.begin(total=100, done=40)
+    progress.begin(total=100, done=40, journaled=0)
+    progress.begin(total=100, done=40, journaled=1234)
+    progress.begin(total=100, done=0, journaled=5)
     progress.note("[bold] is not markup")
+    clock.now += 10
+    progress.update(snapshot(rows=50, resumed=45))
 
     assert text.getvalue().splitlines() == [
-        "40 of 100 rows are already finished",
+        "40 of 100 rows are in finished parts",
+        "40 of 100 rows are in finished parts, 1,234 more in the journal",
+        "0 of 100 rows are in finished parts, 5 more in the journal",
         "[bold] is not markup",
+        "50/100 rows (50%), tokens/s 0 in 0 out, 4 running 8 waiting, pool 25%, 45 rows resumed",
     ]
+
+
+def test_resumed_rows_are_no_speed():
+    clock = Clock()
+    rates = RecentRates(clock)
+
+    rates.add(snapshot(rows=0))
+    clock.now += 10
+    last = snapshot(rows=520, resumed=500)
+    rates.add(last)
+
+    assert rates.per_second("new_rows") == 2.0
+    assert rates.seconds_left(last, 600) == 40.0
+    rates.add(snapshot(rows=500, resumed=500))
+    assert rates.seconds_left(snapshot(rows=500, resumed=500), 600) is None
 
 
 def test_the_time_left_comes_from_the_last_minute(lines):
     clock, text, progress = lines
-    progress.begin(total=1000, done=0)
+    progress.begin(total=1000, done=0, journaled=0)
     # A slow start, then one row a second.
     progress.update(snapshot(rows=0))
     for second in range(200, 300):
@@ -80,15 +103,16 @@ def test_a_bar_shows_the_state_and_goes_away():
     console = rich.console.Console(file=text, width=120, force_terminal=True)
     progress = BarProgress(console)
 
-    progress.begin(total=100, done=40)
+    progress.begin(total=100, done=40, journaled=3)
     progress.note("the pool")
-    progress.update(snapshot(rows=50, errors=2))
+    progress.update(snapshot(rows=50, errors=2, resumed=43))
     progress._bar.refresh()
     progress.end()
 
     assert "the pool" in text.getvalue()
     assert "50/100 rows" in text.getvalue()
-    assert "4 running 8 waiting, pool 25%, 2 errors" in text.getvalue()
+    assert "40 of 100 rows are in finished parts, 3 more in the journal" in text.getvalue()
+    assert "4 running 8 waiting, pool 25%, 43 rows resumed, 2 errors" in text.getvalue()
 
 
 @pytest.mark.parametrize(

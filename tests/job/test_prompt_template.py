@@ -1,8 +1,8 @@
 import pytest
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.job.prompt_template import PromptTemplate
-from jaxpaged.job.row_fault import RowFault
+from jaxpaged.job.prompt.prompt_template import PromptTemplate
+from jaxpaged.job.prompt.row_fault import RowFault
 from jaxpaged.model import sandbox
 
 

@@ -7,8 +7,8 @@ import pytest
 from tiny import BOS_ID, EOS_ID, byte_id
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.job.prompts import PromptBuilder
-from jaxpaged.job.row_fault import RowFault
+from jaxpaged.job.prompt.prompts import PromptBuilder
+from jaxpaged.job.prompt.row_fault import RowFault
 from jaxpaged.request import SamplingParams
 
 CHATML = (

@@ -1,17 +1,23 @@
+import dataclasses
 import os
+import pathlib
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from job_output import make_units
 
 from jaxpaged.errors import InputSchemaError
-from jaxpaged.job import input_plan, reader
-from jaxpaged.job.units import Unit, Units
+from jaxpaged.job.input import file_content, input_plan, reader
+from jaxpaged.job.input.input_plan import PlannedFile
+from jaxpaged.job.units import Unit
+from jaxpaged.storage.files import SourceFiles
 
 
 def batches(path, columns=None, units=None):
-    plan = input_plan.plan([str(path)])
-    units = units or Units(num_rows=plan.num_rows, rows_per_part=10**6)
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    units = units or make_units(num_rows=plan.num_rows, rows_per_part=10**6)
     return list(reader.read(plan, columns or plan.schema.names, units))
 
 
@@ -72,9 +78,9 @@ def test_only_the_asked_columns_are_read(write_rows):
 
 def test_rows_without_any_needed_column_are_still_rows(write_rows):
     path = write_rows(a=list(range(300)))
-    plan = input_plan.plan([str(path)])
+    plan = input_plan.plan([str(path)], files=SourceFiles())
 
-    found = list(reader.read(plan, [], Units(num_rows=300, rows_per_part=1000)))
+    found = list(reader.read(plan, [], make_units(num_rows=300, rows_per_part=1000)))
 
     assert sum(len(batch) for batch in found) == 300
 
@@ -83,7 +89,7 @@ def test_batches_stay_within_units_and_row_groups(write_rows):
     write_rows("a.parquet", id=list(range(7)), row_group_size=3)
     path = write_rows("b.parquet", id=list(range(7, 10)))
 
-    found = batches(path.parent, units=Units(num_rows=10, rows_per_part=4))
+    found = batches(path.parent, units=make_units(num_rows=10, rows_per_part=4))
 
     assert [(b.unit.index, b.start, b.file, b.row_group, b.first_index, len(b)) for b in found] == [
         (0, 0, "a.parquet", 0, 0, 3),
@@ -153,10 +159,10 @@ def test_a_small_file_that_holds_much_text_is_read_in_small_batches(tmp_path):
         pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 1_000_000])
     )
     pq.write_table(pa.table({"q": words}), path)
-    plan = input_plan.plan([str(path)])
+    plan = input_plan.plan([str(path)], files=SourceFiles())
     before = pa.total_allocated_bytes()
 
-    found = reader.read(plan, ["q"], Units(num_rows=20_000, rows_per_part=10**6))
+    found = reader.read(plan, ["q"], make_units(num_rows=20_000, rows_per_part=10**6))
     sizes = []
     peak = 0
     for batch, _ in zip(found, range(20), strict=False):
@@ -173,12 +179,12 @@ def test_a_huge_row_group_is_read_in_bounded_memory(tmp_path):
     path = tmp_path / "huge.parquet"
     texts = [f"{i:08d}" * 256 for i in range(40_000)]
     pq.write_table(pa.table({"q": texts}), path, row_group_size=40_000)
-    plan = input_plan.plan([str(path)])
+    plan = input_plan.plan([str(path)], files=SourceFiles())
     del texts
     before = pa.total_allocated_bytes()
 
     num_rows, peak = 0, 0
-    for batch in reader.read(plan, ["q"], Units(num_rows=40_000, rows_per_part=10**6)):
+    for batch in reader.read(plan, ["q"], make_units(num_rows=40_000, rows_per_part=10**6)):
         num_rows += len(batch)
         peak = max(peak, pa.total_allocated_bytes() - before)
 
@@ -193,11 +199,11 @@ def test_chats_beyond_two_gigabytes_in_one_row_group_stream(tmp_path):
     size = 13 * chunk.nbytes
     pq.write_table(pa.table({"chat": pa.chunked_array([chunk] * 13)}), path, row_group_size=39_000)
     del chunk
-    plan = input_plan.plan([str(path)])
+    plan = input_plan.plan([str(path)], files=SourceFiles())
     before = pa.total_allocated_bytes()
 
     num_rows, peak = 0, 0
-    for batch in reader.read(plan, ["chat"], Units(num_rows=39_000, rows_per_part=10**6)):
+    for batch in reader.read(plan, ["chat"], make_units(num_rows=39_000, rows_per_part=10**6)):
         num_rows += len(batch)
         peak = max(peak, pa.total_allocated_bytes() - before)
 
@@ -218,28 +224,174 @@ def test_lists_count_by_their_values(tmp_path):
     assert sum(len(batch) for batch in found) == 300
 
 
-def test_a_file_that_breaks_off_inside_names_file_and_row_group(write_rows):
+def test_a_file_that_is_broken_inside_names_file_and_row_group(write_rows):
     path = write_rows(q=[f"text {i}" for i in range(3000)], row_group_size=1000)
     start = pq.read_metadata(path).row_group(1).column(0).data_page_offset
-    plan = input_plan.plan([str(path)])
-    stamp = path.stat()
     data = bytearray(path.read_bytes())
     data[start : start + 200] = b"\xff" * 200
     path.write_bytes(data)
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
     with pytest.raises(InputSchemaError, match=r"rows.parquet: row group 1 is broken near its row"):
-        list(reader.read(plan, ["q"], Units(num_rows=3000, rows_per_part=10**6)))
+        batches(path, ["q"])
 
 
-def test_a_file_that_changed_since_the_plan_is_refused(write_rows):
-    path = write_rows(q=["a"])
-    plan = input_plan.plan([str(path)])
-    write_rows(q=["other"])
+CHANGED = r"x.parquet: changed while the job was running; if it holds what it held, run"
 
-    with pytest.raises(InputSchemaError, match=r"rows.parquet: changed while the job was running"):
-        list(reader.read(plan, ["q"], Units(num_rows=1, rows_per_part=10)))
 
+def write_plain(path, letter, num_rows=9000):
+    """A file whose size and footer do not depend on its text."""
+    path.parent.mkdir(exist_ok=True)
+    table = pa.table({"q": [f"{letter}{i:099d}" for i in range(num_rows)]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, path, row_group_size=3000, **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file of three row groups, 900 kB."""
+    write_plain(tmp_path / "in" / "x.parquet", "a")
+    return tmp_path / "in" / "x.parquet"
+
+
+def read(plan):
+    return reader.read(plan, ["q"], make_units(num_rows=plan.num_rows, rows_per_part=1000))
+
+
+def change_text(path):
+    times = path.stat()
+    write_plain(path, "b")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def shorten(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def swap(path):
+    write_plain(path.parent / "other", "b")
+    (path.parent / "other").replace(path)
+
+
+@pytest.mark.parametrize("change", [change_text, shorten, swap])
+def test_a_file_that_changed_since_the_plan_is_refused(path, change):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    change(path)
+
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        next(read(plan))
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        plan.check_unchanged(Unit(index=0, start=0, stop=1))
+
+
+def test_a_file_that_is_gone_since_the_plan_is_named(path):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
     path.unlink()
-    with pytest.raises(InputSchemaError, match=r"rows.parquet: cannot read it any more"):
-        list(reader.read(plan, ["q"], Units(num_rows=1, rows_per_part=10)))
+
+    gone = r"x.parquet: cannot read it any more: No such file or directory"
+    with pytest.raises(InputSchemaError, match=gone):
+        next(read(plan))
+    with pytest.raises(InputSchemaError, match=gone):
+        plan.check_unchanged(Unit(index=0, start=0, stop=1))
+
+
+@pytest.mark.parametrize("change", [change_text, shorten, swap, type(pathlib.Path()).unlink])
+def test_a_file_that_changes_while_it_is_read_gets_into_no_part(path, change):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    found = read(plan)
+    first = next(found)
+    plan.check_unchanged(first.unit)
+
+    change(path)
+
+    with pytest.raises(
+        InputSchemaError, match=r"x.parquet: (changed while|cannot read it any more)"
+    ):
+        plan.check_unchanged(first.unit)
+    found.close()
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_not_called_broken(path):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    found = read(plan)
+    next(found)
+    shorten(path)
+
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        list(found)
+
+
+def test_a_change_within_a_tick_of_the_clock_is_seen_while_the_job_runs(path):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    change_text(path)
+    # As if both writes had had the same time.
+    stamp = SourceFiles().stat(str(path)).stamp
+    record = dataclasses.replace(plan.files[0].record, stamp=stamp)
+    plan = dataclasses.replace(plan, files=(PlannedFile(place=str(path), record=record),))
+
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        plan.check_unchanged(Unit(index=0, start=0, stop=1))
+
+
+class CountingFiles(SourceFiles):
+    """Counts how often a file is opened."""
+
+    num_opened = 0
+
+    def open(self, place):
+        self.num_opened += 1
+        return super().open(place)
+
+
+def put_back(path):
+    data, times = path.read_bytes(), path.stat()
+    write_plain(path, "b")
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [put_back, type(pathlib.Path()).touch])
+def test_a_file_that_may_have_been_another_one_for_a_while_is_refused(path, change):
+    plan = input_plan.plan([str(path)], files=SourceFiles())
+    change(path)
+
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        plan.check_unchanged(Unit(index=0, start=0, stop=1))
+
+    again = input_plan.plan([str(path)], files=SourceFiles(), known=plan.records)
+    assert again.records[0].content == plan.records[0].content
+
+
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_a_young_file_is_read_once_more_to_be_certain(path, seconds):
+    moment = path.stat().st_mtime + seconds
+    os.utime(path, (moment, moment))
+    files = CountingFiles()
+    plan = input_plan.plan([str(path)], files=files)
+    unit = Unit(index=0, start=0, stop=1)
+
+    before = files.num_opened
+    plan.check_unchanged(unit)
+    assert files.num_opened == before + 1
+    time.sleep(file_content.TICK_NS / 1e9)
+    for _ in range(3):
+        plan.check_unchanged(unit)
+    assert files.num_opened == before + 2
+
+    change_text(path)
+    with pytest.raises(InputSchemaError, match=CHANGED):
+        plan.check_unchanged(unit)
+
+
+def test_only_the_files_of_a_unit_are_looked_at(write_rows):
+    write_rows("a.parquet", q=["a"] * 4)
+    empty = write_rows("b.parquet", q=pa.array([], pa.string()))
+    write_rows("c.parquet", q=["c"] * 4)
+    plan = input_plan.plan([str(empty.parent)], files=SourceFiles())
+    empty.unlink()
+    (empty.parent / "c.parquet").unlink()
+
+    plan.check_unchanged(Unit(index=0, start=0, stop=4))
+    plan.check_unchanged(Unit(index=0, start=4, stop=4))
+    for start, stop in ((3, 5), (4, 8), (0, 8)):
+        with pytest.raises(InputSchemaError, match=r"c.parquet: cannot read it any more"):
+            plan.check_unchanged(Unit(index=0, start=start, stop=stop))

@@ -42,8 +42,12 @@ def full() -> JobReport:
             ),
         ),
         run=RunFacts(
+            attempt=3,
+            revision=1,
             parts_kept=1,
-            rows=5,
+            parts_adopted=1,
+            rows=3,
+            rows_resumed=2,
             load_seconds=1.5,
             seconds=20.0,
             engine={
@@ -132,6 +136,26 @@ def test_what_a_user_should_look_at_is_warned_of(full, output, input_rows, score
     assert found == expected
 
 
+def test_parts_that_are_made_again_are_warned_of(full):
+    spec = JobSpec.from_dict(
+        {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}
+    )
+    output = dataclasses.replace(full.output, finish_reasons={"stop": 10})
+
+    found = report.warnings(output, RunFacts(parts_discarded=2), spec, input_rows=10, scores=())
+
+    assert found == ("2 parts of earlier runs were not whole and are replaced",)
+
+
+def test_a_run_without_earlier_ones_says_nothing_of_them(full):
+    text = io.StringIO()
+    alone = dataclasses.replace(full, run=RunFacts(attempt=1, rows=10))
+
+    report_table.show(alone, rich.console.Console(file=text, width=120))
+
+    assert "10 of 10\n" in "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
+
+
 def test_the_table_says_everything_on_plain_lines(full):
     text = io.StringIO()
 
@@ -139,7 +163,7 @@ def test_the_table_says_everything_on_plain_lines(full):
 
     shown = text.getvalue()
     for expected in (
-        "10 of 10 (5 in this run)",
+        "10 of 10 (3 in this run, 7 resumed)",
         "bad_type",
         "2, first in a, row group 0, row 3: why",
         "1,000 in, 2,000 out",

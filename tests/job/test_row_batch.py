@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jaxpaged.job.row_batch import RowBatch
+from jaxpaged.job.input.row_batch import RowBatch
 from jaxpaged.job.units import Unit
 
 

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from jaxpaged.job.row_batch import RowBatch
+from jaxpaged.job.input.row_batch import RowBatch
 from jaxpaged.job.row_window import RowResult, RowWindow
 from jaxpaged.job.units import Unit
 

@@ -35,7 +35,8 @@ def test_rows_come_out_in_input_order_for_every_reader(write_rows, make_spec, en
     assert pd.read_parquet(out)["id"].tolist() == ids
     assert pq.read_table(out)["id"].to_pylist() == ids
     query = f"select id from read_parquet('{out}/*.parquet')"
-    assert [row[0] for row in duckdb.sql(query).fetchall()] == ids
+    with duckdb.connect() as connection:
+        assert [row[0] for row in connection.execute(query).fetchall()] == ids
     assert (report.state, report.output.rows, report.output.parts) == ("finished", 100, 7)
     assert parts(out) == [f"part-{i:06d}.parquet" for i in range(7)]
     assert (out / "_SUCCESS").exists()
@@ -232,7 +233,7 @@ def test_a_lost_report_is_counted_again(write_rows, make_spec, engine, out):
 
     again = run_job(spec)
 
-    assert again.state == "finished"
+    assert again.state == "already finished"
     assert again.errors == first.errors
     assert again.output == first.output
     assert (out / "_SUCCESS").exists()
@@ -247,12 +248,10 @@ def test_a_changed_job_or_input_is_refused_with_the_difference(write_rows, make_
     with pytest.raises(IdentityError, match=r"sampling.temperature: 0.0 -> 0.5"):
         run_job(make_spec(input={"prompt_column": "q"}, sampling={"temperature": 0.5}))
     write_rows(q=["b"])
-    with pytest.raises(IdentityError, match=r"rows.parquet: "):
+    with pytest.raises(IdentityError, match=r"input file rows.parquet: content 'sha256:"):
         run_job(spec)
     write_rows("more.parquet", q=["b"])
-    with pytest.raises(
-        IdentityError, match=r"input files: \['rows.parquet'\] -> \['more.parquet', "
-    ):
+    with pytest.raises(IdentityError, match=r"input file more.parquet: is new, 1 rows"):
         run_job(spec)
     assert rows(out) == before
 
@@ -298,7 +297,7 @@ def test_progress_counts_every_row_once(write_rows, make_spec, engine):
     run_job(make_spec(input={"prompt_column": "q"}), engine=engine(), progress=watch)
 
     assert watch.notes == ["a scripted engine"]
-    assert watch.begun == (30, 0)
+    assert watch.begun == (30, 0, 0)
     done = [snapshot.rows for snapshot in watch.snapshots]
     assert done == sorted(done)
     assert done[-1] == 30
@@ -319,10 +318,10 @@ def test_the_report_beside_the_parts_holds_no_row_text(write_rows, make_spec, en
 
     text = (out / "_jaxpaged" / "report.json").read_text()
     found = json.loads(text)
-    assert "secret" not in text
+    assert "topsecret" not in text
     assert "classified" not in text
     assert [sample.completion for sample in report.samples] == ["[topsecret]"]
-    assert found["report_version"] == 1
+    assert found["report_version"] == 2
     assert found["versions"]["pyarrow"] == pa.__version__
     assert found["run"]["engine"]["implementation"] == "scripted"
     assert found["job"]["input"]["prompt"] == "{{ q }}"

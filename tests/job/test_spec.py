@@ -5,9 +5,10 @@ import pytest
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
-from jaxpaged.job import identity, input_plan
+from jaxpaged.job.output import identity
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.request import SamplingParams
+from jaxpaged.storage.options import StorageOptions
 
 JOB = """\
 model: pkg://some-model/model.gguf
@@ -120,7 +121,10 @@ def test_a_wrong_key_is_named_with_line_and_remedy(write_job, text, message):
         ("{path: a, messages: [{role: user}]}", r"messages\[0\].content: required key is missing"),
         ("{path: [], prompt: x}", r"input.path: expected at least one path"),
         ("{path: 5, prompt: x}", r"input.path: expected a list, found 5"),
-        ("{path: 's3://b/k', prompt: x}", r"s3:// is not supported yet; give a local path"),
+        (
+            "{path: 'ftp://b/k', prompt: x}",
+            r"a local path, or a URL that begins with s3:// or gs://",
+        ),
         ("{path: a, prompt: x, columns: [q, q]}", r"input.columns: 'q' is listed twice"),
     ],
 )
@@ -172,7 +176,7 @@ def test_overrides_replace_and_add_keys(write_job, tmp_path):
     ("override", "message"),
     [
         ("seed", r"--set seed: expected key=value"),
-        ("=5", r"--set =5: expected key=value"),
+        ("=5", r"--set : expected key=value"),
         ("seed.x=5", r"--set seed.x: seed has no keys inside"),
         ("sampling.max_tokns=5", r"--set sampling.max_tokns: .*did you mean max_tokens\?"),
         ("sampling.max_tokens=x", r"--set sampling.max_tokens: .*a whole number, found 'x'"),
@@ -225,30 +229,6 @@ def test_every_key_is_either_a_result_key_or_a_run_key():
     assert not identity.RESULT_KEYS & identity.RUN_KEYS
 
 
-def test_identity_ignores_run_keys_and_names_changed_results(make_spec, write_rows):
-    rows = write_rows(q=["a", "b"])
-
-    def record(weights="abc", **sections):
-        spec = make_spec(input={"prompt_column": "q"}, **sections)
-        return identity.record(spec, input_plan.plan(spec.input.path), {"weights": weights})
-
-    before = record(sampling={"max_tokens": 3})
-
-    assert identity.differences(before, record(sampling={"max_tokens": 3}, max_errors=5)) == []
-    assert identity.differences(before, record(sampling={"max_tokens": 4})) == [
-        "sampling.max_tokens: 3 -> 4"
-    ]
-    assert identity.differences(before, record(sampling={"max_tokens": 3}, weights="abd")) == [
-        "the model's weights: 'abc' -> 'abd'"
-    ]
-    assert identity.differences(before | {"format": 99}, before) == [
-        f"format of the record: 99 -> {identity.FORMAT}"
-    ]
-    rows.touch()
-    changed = identity.differences(before, record(sampling={"max_tokens": 3}))
-    assert [line.split(": ")[:2] for line in changed] == [["rows.parquet", "modified"]]
-
-
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -289,3 +269,73 @@ def test_paths_to_the_same_model_are_one_path(write_job):
 def test_numbers_that_the_device_cannot_hold_are_refused(write_job, override):
     with pytest.raises(ConfigError, match=override.partition("=")[0]):
         JobSpec.from_file(write_job(JOB), [override.replace("1e12", str(10**12))])
+
+
+def test_input_and_output_may_be_urls_and_stay_as_they_are(write_job):
+    overrides = ["input.path=[s3://b/in/, 'gs://b/x/*.parquet', ~/x]", "output.path=s3://b/out/"]
+
+    spec = JobSpec.from_file(write_job(JOB), overrides)
+
+    assert spec.input.path[:2] == ("s3://b/in", "gs://b/x/*.parquet")
+    assert spec.input.path[2].endswith("/x")
+    assert spec.output.path == "s3://b/out"
+
+
+STORAGE = """\
+storage:
+  s3:
+    endpoint_url: http://127.0.0.1:9000
+    key: ${ENV:JOB_KEY}
+    secret: ${ENV:JOB_SECRET}
+"""
+
+
+def test_how_stores_are_reached_names_secrets_without_looking_at_them(write_job, monkeypatch):
+    monkeypatch.setenv("JOB_KEY", "hush")
+    monkeypatch.delenv("JOB_SECRET", raising=False)
+
+    spec = JobSpec.from_file(write_job(JOB + STORAGE))
+
+    assert spec.storage.s3.endpoint_url == "http://127.0.0.1:9000"
+    assert spec.storage.s3.key == "${ENV:JOB_KEY}"
+    assert "hush" not in spec.model_dump_json()
+    assert JobSpec.from_file(write_job(JOB + "storage:\n")).storage == StorageOptions()
+    assert JobSpec.from_file(write_job(JOB + "storage: {s3: }\n")).storage == StorageOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("storage: {s3: {key: hush}}", r"job.yaml:6: storage.s3.key: expected the name of an env"),
+        ("storage: {s3: {secret: 4711}}", r"storage.s3.secret: .* as \$\{ENV:NAME\}; secrets are"),
+        ("storage: {s3: {key: '${ENV:A}'}}", r"storage.s3: key and secret go together"),
+        ("storage: {s3: hush}", r"job.yaml:6: storage.s3: expected a group of keys$"),
+        ("storage: hush", r"job.yaml:6: storage: expected a group of keys$"),
+        ("storage: {s3: {kex: hush}}", r"storage.s3.kex: unknown key; did you mean key\?"),
+        ("storage: {endpoint_url: http://x}", r"unknown key; it belongs under storage.s3"),
+        ("storage: {gs: {endpoint_url: 'http://a:hush@h'}}", r"storage.gs.endpoint_url: .*without"),
+        ("output: {path: 's3://a:hush@b/x'}", r"output.path: expected a URL without user and pas"),
+        ("output: {path: 's3://b/x?hush=4711'}", r"output.path: expected a URL without \? and #"),
+        ("input: {path: ['x', 's3://a:hush@b'], prompt: p}", r"input.path: .* without user and"),
+        ("output: {path: 'http://hush@b/x'}", r"output.path: expected a local path, or a URL th"),
+    ],
+)
+def test_secrets_in_a_job_file_are_refused_and_not_repeated(write_job, text, message):
+    lines = [line for line in JOB.splitlines() if not line.startswith(text.split(":")[0] + ":")]
+    if text.startswith("input"):
+        lines = [line for line in lines if not line.startswith("  ")]
+    job = "\n".join([*lines, *[""] * (5 - len(lines)), text])
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        JobSpec.from_file(write_job(job))
+
+    assert "hush" not in str(caught.value)
+    assert "4711" not in str(caught.value)
+
+
+def test_a_value_in_the_wrong_place_is_not_shown_by_pydantic_either():
+    with pytest.raises(pydantic.ValidationError) as caught:
+        JobSpec.model_validate({"storage": {"s3": {"key": "hush", "secret": 4711}}, "seed": "hush"})
+
+    assert "hush" not in str(caught.value)
+    assert "4711" not in str(caught.value)

@@ -1,8 +1,13 @@
+import dataclasses
+import json
+
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pydantic
 
 from jaxpaged.job import tally
 from jaxpaged.job.sections import EvalSpec
-from jaxpaged.job.tally import RowError, ScoreCount, Tally
+from jaxpaged.job.tally import Counts, RowError, ScoreCount, Tally
 
 
 def table(**values):
@@ -41,7 +46,7 @@ def test_counts_add_up_over_tables():
     timeouts, nulls = counts.errors()
     assert (timeouts.code, timeouts.count, len(timeouts.examples)) == ("timeout", 5, 3)
     assert nulls.examples == (RowError(file="a", row_group=0, index=1, message="why"),)
-    assert counts.examples()[0] == "a, row group 0, row 1: null_prompt (why)"
+    assert counts.examples()[0] == "a, row group 0, row 1: null_prompt"
 
 
 def test_failed_rows_are_found_beside_columns_that_arrow_cannot_filter():
@@ -88,3 +93,52 @@ def test_nothing_scored_has_no_mean():
 
     assert counts.scores()[0].overall.mean is None
     assert counts.scores()[0].by == {}
+
+
+def test_what_was_counted_part_by_part_is_what_is_counted_at_once(tmp_path):
+    scoring = EvalSpec(reference="r", metrics=("contains", "exact_match"), by="kind")
+    numbers = range(40)
+    whole = table(
+        score_contains=[None if i % 7 == 3 else i % 2 == 0 for i in numbers],
+        score_exact_match=[i % 3 == 0 for i in numbers],
+        kind=["ab"[i % 2] if i % 5 else None for i in numbers],
+        finish_reason=["error" if i % 4 == 0 else "length" for i in numbers],
+        error_code=[["timeout", "bad_type"][i % 8 // 4] if i % 4 == 0 else None for i in numbers],
+        error_message=[f"why {i}" if i % 4 == 0 else None for i in numbers],
+        row=[{"file": "a", "row_group": 0, "index": i} for i in numbers],
+        ends_in_partial_character=[i % 9 == 0 for i in numbers],
+    )
+    once, added = Tally(scoring), Tally(scoring)
+    once.add(whole)
+    for start in range(0, 40, 7):
+        pq.write_table(whole.slice(start, 7), tmp_path / "part", row_group_size=2)
+        part = Tally(scoring)
+        part.add_part(tmp_path / "part")
+        # As a commit record keeps it.
+        stored = json.loads(json.dumps(dataclasses.asdict(part.counts()), allow_nan=False))
+        added.add_counts(pydantic.TypeAdapter(Counts).validate_python(stored))
+
+    assert added.num_rows == once.num_rows == 40
+    assert added.num_errors == 10
+    assert added.finish_reasons == once.finish_reasons
+    assert added.tokens == once.tokens
+    assert added.num_partial_characters == once.num_partial_characters == 5
+    assert added.errors() == once.errors()
+    assert added.examples() == once.examples()
+    assert added.scores() == once.scores()
+
+
+def test_groups_stay_bounded_over_parts():
+    scoring = EvalSpec(reference="r", metrics=("contains",), by="kind")
+    added = Tally(scoring)
+    for half in ("x", "y"):
+        part = Tally(scoring)
+        kinds = [f"{half}{i:04d}" for i in range(tally.MAX_GROUPS)]
+        part.add(table(score_contains=[True] * tally.MAX_GROUPS, kind=kinds))
+        added.add_counts(part.counts())
+
+    [score] = added.scores()
+
+    assert len(score.by) == tally.MAX_GROUPS + 1
+    assert score.by[tally.OTHER_GROUPS] == ScoreCount(correct=100, scored=100)
+    assert score.overall.correct == 200

@@ -1,12 +1,13 @@
 import pytest
+from job_output import make_units
 
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import units
-from jaxpaged.job.units import Unit, Units
+from jaxpaged.job.units import Segment, Unit, Units
 
 
 def test_units_cover_all_rows_once():
-    found = list(Units(num_rows=10, rows_per_part=4))
+    found = list(make_units(num_rows=10, rows_per_part=4))
 
     assert found == [
         Unit(index=0, start=0, stop=4),
@@ -22,13 +23,49 @@ def test_units_cover_all_rows_once():
 
 
 def test_no_rows_make_one_empty_unit():
-    assert list(Units(num_rows=0, rows_per_part=4)) == [Unit(index=0, start=0, stop=0)]
+    assert list(make_units(num_rows=0, rows_per_part=4)) == [Unit(index=0, start=0, stop=0)]
 
 
 def test_more_parts_than_names_are_refused():
-    assert len(Units(num_rows=2_000_000, rows_per_part=2)) == 1_000_000
+    assert len(make_units(num_rows=2_000_000, rows_per_part=2)) == 1_000_000
     with pytest.raises(ConfigError, match=r"would make 1,000,001 parts; .* write at least 3"):
-        Units(num_rows=2_000_001, rows_per_part=2)
+        make_units(num_rows=2_000_001, rows_per_part=2)
+
+
+def test_no_unit_has_rows_of_two_segments():
+    units = Units(
+        segments=(
+            Segment(num_rows=5, fingerprint="a"),
+            Segment(num_rows=0, revision=1, fingerprint="b"),
+            Segment(num_rows=3, revision=3, fingerprint="c"),
+        ),
+        rows_per_part=4,
+    )
+
+    assert list(units) == [
+        Unit(index=0, start=0, stop=4, fingerprint="a"),
+        Unit(index=1, start=4, stop=5, fingerprint="a"),
+        Unit(index=2, start=5, stop=8, revision=3, fingerprint="c"),
+    ]
+    assert (len(units), units.num_rows) == (3, 8)
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match=f"unit {index} of 3"):
+            units[index]
+
+
+def test_an_extended_job_keeps_its_units_and_an_empty_one_its_empty_unit():
+    first = Segment(num_rows=0, fingerprint="a")
+    added = (
+        Segment(num_rows=3, revision=1, fingerprint="b"),
+        Segment(num_rows=2, revision=2, fingerprint="c"),
+    )
+
+    before = [list(Units(segments=(first, *added[:n]), rows_per_part=2)) for n in range(3)]
+
+    assert before[0] == [Unit(index=0, start=0, stop=0, fingerprint="a")]
+    assert [unit.num_rows for unit in before[2]] == [0, 2, 1, 2]
+    assert before[2][:3] == before[1]
+    assert before[1][:1] == before[0]
 
 
 def test_a_row_s_key_depends_on_its_whole_address():

@@ -6,6 +6,7 @@ from tiny import write_tiny_llama
 
 from jaxpaged.errors import CheckpointError, ConfigError
 from jaxpaged.job import validate
+from jaxpaged.job.runner import run_job
 
 
 def shown(found: validate.Validation) -> str:
@@ -95,6 +96,29 @@ def test_what_a_run_would_refuse_is_told(write_rows, make_spec, tmp_path):
     assert "a run would be refused: output.path" in found.warnings[0]
     assert found.exit_code == 6
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["other.txt"]
+
+
+def test_the_output_of_this_job_and_of_another_are_told_apart(write_rows, make_spec, engine, out):
+    write_rows(q=["a"])
+    spec = make_spec(input={"prompt_column": "q"})
+    run_job(spec, engine=engine())
+    files = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+    finished = validate.validate(spec, 1)
+    changed = validate.validate(make_spec(input={"prompt_column": "q"}, seed=1), 1)
+    write_rows("more.parquet", q=["b"])
+    grown = validate.validate(spec, 1)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == files
+    (out / "_jaxpaged/job.json").write_text("{")
+    damaged = validate.validate(spec, 1)
+
+    assert (len(finished.warnings), finished.exit_code) == (1, 0)
+    assert finished.warnings[0].endswith("already holds this job, finished: a run would do nothing")
+    assert "seed: 0 -> 1" in changed.warnings[0]
+    assert (changed.exit_code, grown.exit_code, damaged.exit_code) == (3, 3, 6)
+    assert "input file more.parquet: is new, 1 rows" in grown.warnings[0]
+    assert "job.json cannot be used" in damaged.warnings[0]
+    assert len(damaged.prompts) == 1
 
 
 def test_a_model_that_is_not_there_is_named(write_rows, make_spec, tmp_path):

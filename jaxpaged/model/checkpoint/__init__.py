@@ -37,6 +37,10 @@ class Checkpoint(Protocol):
         weights); of the weights only names, headers and sizes count, so that it is cheap."""
         ...
 
+    def weight_files(self) -> list[pathlib.Path]:
+        """The files whose bytes are the weights, in a fixed order."""
+        ...
+
     def shapes(self) -> dict[str, Shape]:
         """Name to shape of every tensor, by Hugging Face names, without reading data."""
         ...

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import members
-from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer
+from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_present
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
@@ -48,7 +48,12 @@ class FolderCheckpoint:
         return build_tokenizer(self.path, self.config.vocab_size)
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 by part of the model; "" hashes to a value too, so every part is present."""
+        """SHA-256 by part of the model; a part that is not there hashes to a value too.
+
+        Raises:
+            CheckpointError: There is no tokenizer, or the weights are not right.
+        """
+        check_present(self.path)
         weights = hashlib.sha256()
         for name, file in sorted(self._files.items()):
             weights.update(f"{name} {file.size} {len(file.header)}\n".encode())
@@ -60,6 +65,10 @@ class FolderCheckpoint:
             "chat_template": self._digest(*_TEMPLATE_FILES),
             "weights": weights.hexdigest(),
         }
+
+    def weight_files(self) -> list[pathlib.Path]:
+        """The listed weight files, by name."""
+        return [file.path for _, file in sorted(self._files.items())]
 
     def shapes(self) -> dict[str, Shape]:
         """Name to shape of every tensor in the listed weight files."""

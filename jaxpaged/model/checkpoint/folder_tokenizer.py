@@ -48,16 +48,26 @@ def build_tokenizer(folder: pathlib.Path, vocab_size: int) -> Tokenizer:
     )
 
 
-def _definition(
-    folder: pathlib.Path, settings: Mapping[str, Any], vocab_size: int
-) -> tokenizer_json.Definition:
-    """tokenizer.json, checked against the other files and the model."""
+def check_present(folder: pathlib.Path) -> pathlib.Path:
+    """The tokenizer's main file.
+
+    Raises:
+        CheckpointError: It is missing.
+    """
     path = members.member(folder, _FILE)
     if path is None:
         raise CheckpointError(
             f"{folder}: {_FILE} is missing; make it with transformers: "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
+    return path
+
+
+def _definition(
+    folder: pathlib.Path, settings: Mapping[str, Any], vocab_size: int
+) -> tokenizer_json.Definition:
+    """tokenizer.json, checked against the other files and the model."""
+    path = check_present(folder)
     content = members.parse_object(members.read_bytes(path), path)
     definition = tokenizer_json.checked(content, str(path))
     _check_added_tokens(definition, settings, str(path))

@@ -86,6 +86,10 @@ class GgufCheckpoint:
             ),
         }
 
+    def weight_files(self) -> list[pathlib.Path]:
+        """The file itself."""
+        return [self.path]
+
     def shapes(self) -> dict[str, Shape]:
         """Name to shape of every tensor, by Hugging Face names."""
         return {name: tensor.shape for name, tensor in self._tensors.items()}

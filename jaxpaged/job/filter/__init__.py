@@ -1,0 +1,1 @@
+"""The small language of `--where`: conditions over the columns of an output."""

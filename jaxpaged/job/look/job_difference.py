@@ -1,0 +1,48 @@
+"""What differs between two jobs, as their output folders remember them, in a few lines."""
+
+from collections.abc import Iterator, Mapping
+
+from jaxpaged.job.output.history import History
+
+_MAX_CHARS = 80
+_MAX_FILES = 10
+
+
+def differences(a: History, b: History) -> list[str]:
+    """A line for each result key, file of the model, retry and input file that differs.
+
+    Each says what it is in the first job and in the second one.
+    """
+    return [*_changed(_facts(a), _facts(b)), *_changed_files(a, b)]
+
+
+def _facts(known: History) -> dict[str, object]:
+    facts: dict[str, object] = dict(known.job.result_keys)
+    facts |= {f"the model's {part}": value for part, value in known.job.model.items()}
+    for retry in known.retries:
+        settings = "".join(f", {key}={value!r}" for key, value in retry.settings.items())
+        facts[f"revision {retry.number}"] = f"retry where {retry.where}{settings}"
+    return facts
+
+
+def _changed(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[str]:
+    for key in sorted(a.keys() | b.keys()):
+        if a.get(key) != b.get(key):
+            yield f"{key}: {_show(a.get(key))} -> {_show(b.get(key))}"
+
+
+def _changed_files(a: History, b: History) -> list[str]:
+    """Files of one name whose rows may have the same addresses and yet be other rows."""
+    others = {file.name: file.content for file in b.files}
+    changed = [
+        f"input file {file.name}: other bytes"
+        for file in a.files
+        if others.get(file.name, file.content) != file.content
+    ]
+    more = len(changed) - _MAX_FILES
+    return changed[:_MAX_FILES] + ([f"and {more:,} more input files"] if more > 0 else [])
+
+
+def _show(value: object) -> str:
+    text = "none" if value is None else repr(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."

@@ -1,0 +1,281 @@
+"""From one row's cells to the token ids that are completed and the parameters to do it with.
+
+A row at fault is told from a good one by `RowFault`. Knows nothing of files, units or the engine.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpaged.errors import ConfigError
+from jaxpaged.job.prompt import messages
+from jaxpaged.job.prompt.prompt_template import PromptTemplate
+from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
+from jaxpaged.job.prompt.row_fault import RowFault
+from jaxpaged.job.sections import InputSpec, SamplingColumns
+from jaxpaged.job.spec import JobSpec
+from jaxpaged.model.chat_template import TemplateError
+from jaxpaged.request import SamplingParams
+
+_PREVIEW_CHARS = 160
+
+# Roles that templates know by name; such a word cannot end a control token and begin another.
+_ROLE = re.compile(r"[\w-]+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A row that can be handed to the engine.
+
+    Attributes:
+        ids: The token ids.
+        params: How to sample, the row's own parameters in place.
+        rendered: The protected text that was tokenized; None for token ids.
+        question: What the row itself asks, protected, without the chat around it.
+        has_special_text: The row holds text that reads like a special token.
+    """
+
+    ids: tuple[int, ...]
+    params: SamplingParams
+    rendered: str | None
+    question: str | None
+    has_special_text: bool
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the ids as little-endian 32-bit integers."""
+        return hashlib.sha256(np.asarray(self.ids, dtype="<i4").tobytes()).hexdigest()
+
+    @property
+    def params_text(self) -> str:
+        """What tells the row's parameters from others that the same job may give a row."""
+        return f"{self.params.max_tokens} {self.params.temperature!r} {self.params.seed}"
+
+
+def used_columns(spec: InputSpec, known: Sequence[str]) -> dict[str, str]:
+    """The columns a prompt is made of, with the job file's key that names each.
+
+    Names of a template that are no column of `known` are among them, unless Jinja knows them.
+
+    Raises:
+        ConfigError: A template is malformed.
+    """
+    source = spec.prompt_source
+    if source not in ("prompt", "messages"):
+        return {str(getattr(spec, source)): f"input.{source}"}
+    return {
+        name: key
+        for key, text in _template_sources(spec)
+        for name in sorted(PromptTemplate(text, key=key).names)
+        if name in known or not PromptTemplate.is_builtin(name)
+    }
+
+
+def param_columns(columns: SamplingColumns) -> dict[str, str]:
+    """The columns that set parameters, by the parameter's name."""
+    return {name: column for name, column in columns.model_dump().items() if column is not None}
+
+
+class PromptBuilder:
+    """Makes the prompts of a job.
+
+    Args:
+        spec: The job.
+        tokenizer: The model's.
+        known: The columns of the input.
+        moment: What a chat template takes for now, so that a job resumed another day has the
+            same prompts; None is this moment.
+
+    Attributes:
+        columns: The columns whose cells `build` wants.
+
+    Raises:
+        ConfigError: A template is malformed, or the model has no chat template and needs one.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        tokenizer: PromptTokenizer,
+        known: Sequence[str],
+        *,
+        moment: datetime.datetime | None = None,
+    ) -> None:
+        self._moment = moment
+        self._tokenizer = tokenizer
+        self._input = spec.input
+        self._protect: Callable[[str], str] = tokenizer.protect
+        if spec.input.allow_special_tokens:
+            self._protect = str
+        self._params = spec.sampling_params()
+        self._param_columns = param_columns(spec.sampling.columns)
+        self._prompt_columns = tuple(used_columns(spec.input, known))
+        self.columns = tuple(dict.fromkeys((*self._prompt_columns, *self._param_columns.values())))
+        self._templates = [self._template(*source) for source in _template_sources(spec.input)]
+        if spec.input.prompt_source.startswith("messages") and tokenizer.chat_template is None:
+            raise ConfigError(
+                f"input.{spec.input.prompt_source}: the model has no chat template; use "
+                "input.prompt or input.prompt_column, which take plain text"
+            )
+
+    def build(self, cells: Mapping[str, object]) -> Prompt:
+        """The prompt of one row.
+
+        Args:
+            cells: The row's cells of `columns`, as Python values.
+
+        Raises:
+            RowFault: The row has no valid prompt or parameters.
+        """
+        params = self._row_params(cells)
+        rendered, question = self._text(cells)
+        if rendered is None:
+            ids = self._given_ids(cells[self._prompt_columns[0]])
+        else:
+            self._check_bytes(self._tokenizer.unprotect(rendered))
+            ids = tuple(self._tokenizer.encode(rendered))
+        if not ids:
+            raise RowFault("empty_prompt", "the prompt has no tokens")
+        return Prompt(
+            ids=ids,
+            params=params,
+            rendered=rendered,
+            question=question,
+            has_special_text=any(
+                _any_text(cells[name], self._tokenizer.has_special_text)
+                for name in self._prompt_columns
+            ),
+        )
+
+    def text(self, prompt: Prompt) -> str:
+        """What was tokenized, or what the given ids say."""
+        if prompt.rendered is None:
+            return self._tokenizer.decode(prompt.ids, skip_special_tokens=False)
+        return self._tokenizer.unprotect(prompt.rendered)
+
+    def preview(self, prompt: Prompt) -> str:
+        """The beginning of what the row asks, for people."""
+        if prompt.question is None:
+            return self.text(prompt)[:_PREVIEW_CHARS]
+        return self._tokenizer.unprotect(prompt.question)[:_PREVIEW_CHARS]
+
+    def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str | None]:
+        """The protected text to tokenize and the question in it; neither for token ids."""
+        source = self._input.prompt_source
+        if source == "prompt":
+            text = self._templates[0].render(cells)
+            return text, text
+        if source == "messages":
+            roles = [message.role for message in self._input.messages or ()]
+            contents = [template.render(cells) for template in self._templates]
+            pairs = zip(roles, contents, strict=True)
+            return self._chat([{"role": role, "content": content} for role, content in pairs])
+        cell = cells[self._prompt_columns[0]]
+        if cell is None:
+            raise RowFault("null_prompt", f"column {self._prompt_columns[0]!r} is null")
+        if source == "messages_column":
+            return self._chat([self._safe(message) for message in messages.parse(cell)])
+        if source == "prompt_ids_column":
+            return None, None
+        if not isinstance(cell, str):
+            raise RowFault("bad_type", f"column {self._prompt_columns[0]!r} is not text")
+        text = self._protect(cell)
+        return text, text
+
+    def _safe(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its text protected and its role as templates compare it."""
+        role = message["role"]
+        if not self._input.allow_special_tokens and self._tokenizer.has_special_text(role):
+            raise RowFault("bad_type", "the role of a message holds a special token of the model")
+        safe = _map_text(message, self._protect)
+        return safe | {"role": role} if _ROLE.fullmatch(role) else safe
+
+    def _chat(self, chat: list[dict[str, Any]]) -> tuple[str, str]:
+        template = self._tokenizer.chat_template
+        assert template is not None, "checked at construction"
+        try:
+            return template.render(chat, moment=self._moment), chat[-1]["content"]
+        except TemplateError as error:
+            reason = f"the model's chat template: {error}"
+            raise RowFault("template_error", self._tokenizer.unprotect(reason)) from None
+
+    def _check_bytes(self, text: str) -> None:
+        limit = self._input.max_prompt_bytes
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            reason = "the prompt holds half of a surrogate pair"
+            raise RowFault("invalid_utf8", reason) from None
+        if num_bytes > limit:
+            raise RowFault(
+                "prompt_too_long",
+                f"the prompt has {num_bytes:,} bytes; input.max_prompt_bytes is {limit:,}",
+            )
+
+    def _given_ids(self, cell: object) -> tuple[int, ...]:
+        name = self._prompt_columns[0]
+        if not isinstance(cell, list):
+            raise RowFault("bad_type", f"column {name!r} is not a list of token ids")
+        for token_id in cell:
+            if token_id is None:
+                raise RowFault("null_prompt", f"column {name!r} has a null among its token ids")
+            if not 0 <= token_id < self._tokenizer.vocab_size:
+                raise RowFault(
+                    "bad_type",
+                    f"column {name!r}: token id {token_id} is not in the vocabulary of "
+                    f"{self._tokenizer.vocab_size}",
+                )
+        return tuple(cell)
+
+    def _row_params(self, cells: Mapping[str, object]) -> SamplingParams:
+        own: dict[str, Any] = {
+            name: cells[column]
+            for name, column in self._param_columns.items()
+            if cells[column] is not None
+        }
+        if not own:
+            return self._params
+        try:
+            return dataclasses.replace(self._params, **own)
+        except ConfigError as error:
+            raise RowFault("bad_row_params", str(error)) from None
+
+    def _template(self, key: str, source: str) -> PromptTemplate:
+        return PromptTemplate(
+            source, key=key, protect=self._protect, unprotect=self._tokenizer.unprotect
+        )
+
+
+def _template_sources(spec: InputSpec) -> list[tuple[str, str]]:
+    """Each template of the job file with its key."""
+    if spec.prompt is not None:
+        return [("input.prompt", spec.prompt)]
+    return [
+        (f"input.messages[{index}].content", message.content)
+        for index, message in enumerate(spec.messages or ())
+    ]
+
+
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """The same nested value with every string changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _map_text(item, change) for key, item in value.items()}
+    return value
+
+
+def _any_text(value: object, test: Callable[[str], bool]) -> bool:
+    """Whether any string in the nested value passes."""
+    if isinstance(value, str):
+        return test(value)
+    if isinstance(value, list | tuple):
+        return any(_any_text(item, test) for item in value)
+    return isinstance(value, dict) and any(_any_text(item, test) for item in value.values())

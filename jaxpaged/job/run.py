@@ -1,0 +1,195 @@
+"""One run of a job on a folder that this process holds: what is left is completed and committed.
+
+A first run, a resumed one, a repair and a retry differ in their units only. The one module of the
+job layer that loads an engine, and with it JAX, and only when rows are left to complete.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+
+from jaxpaged.errors import JobError, TooManyRowErrors
+from jaxpaged.job import report, versions
+from jaxpaged.job.completion_engine import CompletionEngine
+from jaxpaged.job.feeder import Sample
+from jaxpaged.job.interrupt import JobInterrupted
+from jaxpaged.job.output import output_view
+from jaxpaged.job.output.journal import Journal
+from jaxpaged.job.output.output_folder import OutputFolder, Recovery
+from jaxpaged.job.output.writer import PartWriter
+from jaxpaged.job.pipeline import Pipeline, Work, check_errors
+from jaxpaged.job.planned_job import PlannedJob
+from jaxpaged.job.progress import Progress
+from jaxpaged.job.report import JobReport, JobState, OutputFacts, RunFacts
+from jaxpaged.job.tally import Tally
+
+
+class Run:
+    """One run.
+
+    Args:
+        job: The job.
+        folder: Its output folder.
+        progress: Is told how far the run is.
+        should_stop: Asked before every step; true ends the run.
+
+    Raises:
+        OutputConflictError: A commit record of the folder cannot be read.
+    """
+
+    def __init__(
+        self,
+        job: PlannedJob,
+        folder: OutputFolder,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._job = job
+        self._folder = folder
+        self._progress = progress
+        self._should_stop = should_stop
+        self._tally = Tally(job.spec.eval)
+        self._facts = RunFacts(attempt=folder.attempt.number, revision=len(job.history.revisions))
+        self._samples: tuple[Sample, ...] = ()
+
+    def complete(
+        self, work: Work, recovery: Recovery, engine: CompletionEngine | None
+    ) -> JobReport:
+        """Completes the rows that are left and marks the job as finished."""
+        self._tell(recovery)
+        try:
+            self._complete(work, engine)
+        except BaseException as error:
+            state = _end_state(error)
+            self._folder.attempt.ends(state, str(error).splitlines()[0] if str(error) else "")
+            # What ended the run matters more than its report, which a full disk refuses too.
+            with contextlib.suppress(JobError):
+                self._report(state)
+            raise
+        if pending := output_view.pending_retry(self._folder.store, self._job.history):
+            self._progress.note(
+                f"revision {pending.number} (retry of rows where {pending.where}) is to be "
+                f"finished next: jaxpaged retry {self._folder.store.url}"
+            )
+            self._folder.attempt.ends("retry unfinished")
+            return self._report("retry unfinished")
+        result = self._report("finished")
+        summary = {"rows": result.output.rows, "row_errors": result.num_errors}
+        self._folder.finish(self._job.history, {**summary, "parts": result.output.parts})
+        self._folder.attempt.ends("finished")
+        return result
+
+    def _tell(self, recovery: Recovery) -> None:
+        for note in self._job.store.notes:
+            self._progress.note(note)
+        for name in recovery.adopted:
+            self._progress.note(f"{name} was whole, and is committed now")
+        for name in recovery.removed:
+            self._progress.note(f"{name} was not whole and never committed; it is made again")
+        self._facts = dataclasses.replace(
+            self._facts,
+            parts_kept=len(recovery.committed),
+            parts_adopted=len(recovery.adopted),
+            parts_discarded=len(recovery.removed),
+        )
+
+    def _complete(self, work: Work, engine: CompletionEngine | None) -> None:
+        units = list(work.units)
+        with PartWriter(self._folder) as writer:
+            for unit in (unit for unit in units if not unit.num_rows):
+                writer.write(unit, self._folder.schema.empty_table())
+                writer.commit(unit)
+        journal = Journal(self._folder.store, interval=self._job.spec.output.journal_interval)
+        journal.load({unit.index: unit for unit in units}.get)
+        check_errors(self._job, work.errors, work.examples)
+        if not any(unit.num_rows for unit in units):
+            return
+        self._run_pipeline(dataclasses.replace(work, units=units), journal, engine)
+
+    def _run_pipeline(self, work: Work, journal: Journal, engine: CompletionEngine | None) -> None:
+        started = time.perf_counter()
+        engine = engine or self._load_engine()
+        self._progress.note(engine.description)
+        pipeline = Pipeline(
+            self._job, work, engine, journal=journal, tally=self._tally, progress=self._progress
+        )
+        loaded = time.perf_counter()
+        try:
+            pipeline.run(self._folder, self._should_stop)
+        finally:
+            feeder = pipeline.feeder
+            self._samples = feeder.samples
+            self._facts = dataclasses.replace(
+                self._facts,
+                rows=feeder.num_rows - feeder.num_resumed,
+                rows_resumed=feeder.num_resumed,
+                row_errors=feeder.num_errors,
+                rows_with_special_text=feeder.num_special,
+                load_seconds=loaded - started,
+                seconds=time.perf_counter() - loaded,
+                pool=engine.description,
+                engine=dataclasses.asdict(engine.stats),
+            )
+
+    def _load_engine(self) -> CompletionEngine:
+        # Here and nowhere else: everything before this line runs without JAX.
+        from jaxpaged.engine import Engine
+
+        self._progress.note(f"loading {self._job.spec.model}")
+        return Engine.load(self._job.spec.model, self._job.spec.engine_config())
+
+    def _report(self, state: JobState) -> JobReport:
+        result = make_report(self._job, state, run=self._facts, samples=self._samples)
+        self._folder.write_report(result.to_json())
+        return result
+
+
+def make_report(
+    job: PlannedJob,
+    state: JobState,
+    *,
+    run: RunFacts | None = None,
+    samples: tuple[Sample, ...] = (),
+) -> JobReport:
+    """The report of a job as its folder stands, counted from the commit records.
+
+    Raises:
+        OutputConflictError: A record cannot be read.
+        StorageError: The folder cannot be read.
+    """
+    tally = Tally(job.spec.eval)
+    records = output_view.current_records(job.store, range(len(job.units)))
+    for record in records:
+        tally.add_counts(record.counts)
+    scores, facts = tally.scores(), run or RunFacts()
+    output = OutputFacts(
+        path=job.store.url,
+        parts=len(records),
+        rows=tally.num_rows,
+        finish_reasons=dict(tally.finish_reasons),
+        prompt_tokens=tally.tokens["prompt"],
+        completion_tokens=tally.tokens["completion"],
+        cached_tokens=tally.tokens["cached"],
+        partial_characters=tally.num_partial_characters,
+    )
+    return JobReport(
+        state=state,
+        input_rows=job.inputs.num_rows,
+        output=output,
+        errors=tally.errors(),
+        scores=scores,
+        run=facts,
+        warnings=report.warnings(
+            output, facts, job.spec, input_rows=job.inputs.num_rows, scores=scores
+        ),
+        job=job.spec.model_dump(mode="json"),
+        versions=versions.installed(),
+        samples=samples,
+    )
+
+
+def _end_state(error: BaseException) -> JobState:
+    if isinstance(error, JobInterrupted | KeyboardInterrupt):
+        return "stopped"
+    return "too many row errors" if isinstance(error, TooManyRowErrors) else "failed"
