@@ -48,7 +48,7 @@ def test_each_command_sets_up_everything_itself(marker: str) -> None:
 def test_the_run_command_names_a_job_that_is_there() -> None:
     *_, job = shlex.split(command_after("run-command"))
     assert (ROOT / job).is_file()
-    assert command_after("test-command").endswith(".venv/bin/python -m pytest")
+    assert command_after("test-command").endswith(".venv/bin/python -m pytest -n 2 --dist loadfile")
 
 
 def test_the_job_of_the_run_command_answers_with_real_sentences(packaged_model, tmp_path) -> None:

@@ -251,3 +251,30 @@ def test_files_that_come_from_another_folder_keep_the_old_names(
     assert texts(out) == [*OLD, "x0", "x1"]
     assert folder_stamps.kept(before, records(out))
     assert run_job(wider).state == "already finished"
+
+
+def test_an_extension_of_which_nothing_is_committed_can_be_taken_back(write, spec, engine, out):
+    before = records(out)
+    added = write("z.parquet", 5)
+    with pytest.raises(JobInterrupted):
+        run_job(spec, engine=engine(), options=EXTENDS, should_stop=StopAfter(0))
+    assert len(list((out / history.REVISIONS).iterdir())) == 1
+    added.unlink()
+
+    report = run_job(spec, engine=engine())
+
+    assert report.state == "finished"
+    assert texts(out) == OLD
+    assert list((out / history.REVISIONS).iterdir()) == []
+    assert {name: stamp for name, stamp in records(out).items() if name in before} == before
+
+
+def test_an_extension_with_a_committed_part_stays(write, spec, engine, out):
+    added = write("z.parquet", 8)
+    with pytest.raises(JobInterrupted):
+        run_job(spec, engine=engine(max_num_seqs=2), options=EXTENDS, should_stop=StopAfter(3))
+    assert len(parts(out)) == 3
+    added.unlink()
+
+    with pytest.raises(IdentityError, match=r"z.parquet: 8 rows -> is gone"):
+        run_job(spec, engine=engine())

@@ -220,3 +220,19 @@ def test_a_retry_that_failed_too_often_goes_on_with_a_higher_limit(
 
     assert report is not None
     assert report.num_errors == 40
+
+
+def test_a_retry_that_changed_no_part_yet_can_be_replaced(spec, place, out, engine):
+    """Begun by mistake and stopped at once: another condition is another retry."""
+    with pytest.raises(JobInterrupted):
+        retry_job(place, where=WHERE, engine=engine(), should_stop=StopAfter(0))
+    with pytest.raises(OutputConflictError, match="is not finished"):
+        run_job(spec, engine=engine())
+
+    report = done(retry_job(place, where="id = 12", settings=SETTINGS, engine=engine(answer=again)))
+
+    assert report.state == "finished"
+    assert [row["id"] for row in rows(out) if row["completion"].startswith("(")] == [12]
+    (revision,) = (out / history.REVISIONS).iterdir()
+    assert '"where": "id = 12"' in revision.read_text()
+    assert (out / "_SUCCESS").exists()

@@ -97,5 +97,6 @@ def _revision(revision: RevisionStatus) -> str:
 
 def _attempt(attempt: AttemptStatus) -> str:
     host, pid, began = (value or "?" for value in (attempt.host, attempt.pid, attempt.began))
-    text = f"{attempt.state}, host {host}, process {pid}, {began} to {attempt.ended or '?'}"
+    ended = f" to {attempt.ended}" if attempt.ended else ""
+    text = f"{attempt.state}, host {host}, process {pid}, {began}{ended}"
     return f"{text}: {attempt.message}" if attempt.message else text
