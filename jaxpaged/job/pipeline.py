@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxpaged.errors import StorageError, TooManyRowErrors
+from jaxpaged.errors import OutputConflictError, StorageError, TooManyRowErrors
 from jaxpaged.job.completion_engine import CompletionEngine
 from jaxpaged.job.feeder import Feeder
 from jaxpaged.job.input import reader
@@ -132,6 +132,9 @@ class Pipeline:
                     self._progress.update(self._snapshot())
                 self._journal.flush()
                 raise self._interrupted()
+        except OutputConflictError:
+            # Another process is the writer now: nothing is written any more.
+            raise
         except BaseException:
             # What ended the run matters more than the journal, which a full disk refuses too.
             with contextlib.suppress(StorageError):

@@ -60,7 +60,8 @@ def retry_job(
         place: The output of a finished job: a folder's absolute path, or a URL.
         where: The condition over the output's columns; see `RowFilter`.
         settings: `key=value` strings that change the job for these rows, or how this run runs.
-        storage: How object stores are reached; None for what the job used.
+        storage: How object stores are reached; None for what the environment says of the output,
+            and what the job used for its input.
         disk: How local output is written; None for the real disk.
         engine: Completes the prompts; None loads the job's.
         progress: Is told how far the run is.

@@ -141,8 +141,8 @@ class Attempt:
         """
         if self._store.excludes_writers:
             return
-        last = last_attempt(self._store)
-        if last is not None and last.number > self.number:
+        if _numbers(self._store)[-1:] > [self.number]:
+            last = last_attempt(self._store)
             raise OutputConflictError(
                 f"output.path: this process was silent for more than {LEASE_SECONDS:.0f} s and "
                 f"{last} took over; it continues this job, what is committed stays"

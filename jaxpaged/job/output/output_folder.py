@@ -115,9 +115,10 @@ class OutputFolder:
             self._begin(wanted)
         else:
             self._revise(seen, wanted)
-        if wanted.fingerprint != (output_view.read_json(self.store, SUCCESS) or {}).get(
-            "fingerprint"
-        ):
+        marked = output_view.read_json(self.store, SUCCESS) or {}
+        is_there = SUCCESS in self.store.entries()
+        if is_there and marked.get("fingerprint") != wanted.fingerprint:
+            self.attempt.check()
             self.store.delete(SUCCESS)
 
     def recover(self, units: Units) -> Recovery:
@@ -184,6 +185,7 @@ class OutputFolder:
         is_new = unit.index not in self._revisions
         if not is_new:
             self._keep_superseded(unit, self._revisions[unit.index])
+            self.attempt.check()
         if not self.store.publish(scratch, unit.part_name, is_new=is_new):
             raise self._taken(unit.part_name)
         self._create(record.name, record.to_bytes())
@@ -192,6 +194,7 @@ class OutputFolder:
 
     def discard(self, unit: Unit) -> None:
         """Takes back the commit of a unit; its part, whatever it is, is kept out of sight."""
+        self.attempt.check()
         self.store.delete(SUCCESS)
         if unit.part_name in output_view.visible_parts(self.store):
             self.store.copy(unit.part_name, f"{REJECTED}/{unit.part_name}.a{self.attempt.number}")
@@ -202,10 +205,12 @@ class OutputFolder:
 
     def write_report(self, report: Mapping[str, object]) -> None:
         """Replaces the report."""
+        self.attempt.check()
         self.store.replace(REPORT, _to_bytes(report))
 
     def finish(self, known: History, summary: Mapping[str, object]) -> None:
         """Marks the job as finished, with the sizes of its parts: the last thing written."""
+        self.attempt.check()
         content = {
             **summary,
             "fingerprint": known.fingerprint,
@@ -227,6 +232,7 @@ class OutputFolder:
                 f"output.path: {self.store.url} holds results, but no record of the job that made "
                 "them; restore _jaxpaged/job.json, or choose another folder"
             )
+        self.attempt.check()
         # Of a job that began and completed nothing.
         for name in self.store.entries(history.REVISIONS):
             self.store.delete(f"{history.REVISIONS}/{name}")
