@@ -106,7 +106,8 @@ def test_kills_upon_kills_cost_nothing(set_scene, nursery, command):
         codes.append(nursery.run(scene.order | kill))
         reader.look()
 
-    assert len(codes) > 3
+    # How many steps a run has left depends on what the kills before it took.
+    assert len(codes) > 1
     assert set(codes[:-1]) == {-signal.SIGKILL}
     scene.check_finished()
 

@@ -14,6 +14,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from open_folders import reachable
 
 from jaxpaged.errors import InputSchemaError
 from jaxpaged.job.input import file_content, file_record, input_plan
@@ -144,8 +145,7 @@ def test_no_permission_is_one_message(write_rows):
         "try: input_plan.plan(sys.argv[1:], files=SourceFiles())\n"
         "except Exception as error: sys.stdout.write(f'{type(error).__name__}: {error}')\n"
     )
-    for parent in folder.parents[:3]:
-        parent.chmod(0o755)
+    reachable(folder)
     (folder / "a.parquet").chmod(0o000)
     (folder / "deep").chmod(0o000)
 

@@ -138,7 +138,8 @@ def test_readers_see_whole_parts_at_every_step(place, double, write_rows, make_s
     assert all(seen == rows[: len(seen)] for seen in looks)
     counts = [len(seen) for seen in looks]
     assert counts == sorted(counts)
-    assert set(counts) == {0, 4, 8, 12, 15}
+    # Whether a look comes before the first part is the reader's luck.
+    assert set(counts) - {0} == {4, 8, 12, 15}
     check_finished(place, 15)
     assert run_job(place.spec()).state == "already finished"
     local = make_spec(input={"prompt_column": "q"}, output={"rows_per_part": 4})

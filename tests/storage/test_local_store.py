@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from failing_disk import FailingDisk, NumberedDisk
+from open_folders import reachable
 from store_suite import RacingStoreSuite, StoreSuite, store
 
 from jaxpaged.errors import ConfigError, OutputConflictError, StorageError
@@ -128,8 +129,7 @@ def said_by_nobody(out: pathlib.Path, *calls: str) -> list[str]:
         "    try: print(eval(call))\n"
         "    except Exception as error: print(f'{type(error).__name__}: {error}')\n"
     )
-    for folder in out.parents[:3]:
-        folder.chmod(0o755)
+    reachable(out)
     command = [sys.executable, "-c", script, str(out), *calls]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == ""
