@@ -218,3 +218,4 @@ def test_where_there_are_locks_nobody_is_replaced(tmp_path):
     with Attempt(store) as mine:
         (tmp_path / attempts.FOLDER / "000099.json").write_text("{}")
         mine.check()
+        assert mine.number == 1

@@ -214,7 +214,10 @@ def test_new_files_pass_where_they_are_taken_in_and_nothing_else_does():
 def test_touched_and_copied_files_pass():
     known = record_of(JOB, (file_record("a"),))
 
-    check(known, record_of(JOB, (file_record("a", modified="x", stamp="y", hashed_at=9),)))
+    here = record_of(JOB, (file_record("a", modified="x", stamp="y", hashed_at=9),))
+    check(known, here)
+    assert here.input != known.input
+    assert here.fingerprint == known.fingerprint
 
 
 # What a job file may say; text of every kind, and numbers at their limits.

@@ -550,6 +550,8 @@ def test_a_unit_that_never_had_a_log_is_dropped_without_touching_the_store(tmp_p
     journal.add(UNIT, address(0), result())
 
     journal.drop(UNIT)
+    journal.flush()
+    assert not (tmp_path / "out" / "_jaxpaged/journal").exists(), "what waited is forgotten with it"
 
 
 class Full(Disk):

@@ -2,7 +2,6 @@ import json
 import pathlib
 import shutil
 import struct
-from typing import Any
 
 import folder_stamps
 import numpy as np
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from job_output import Watch, rows
+from retried_job import SMALL, again, asked, done, finished_job
 from stop_after import NEVER, StopAfter
 
 from jaxpaged.errors import ConfigError, IdentityError, JaxPagedError, OutputConflictError
@@ -19,23 +19,13 @@ from jaxpaged.job.output.attempt import Attempt
 from jaxpaged.job.output.history import Revision
 from jaxpaged.job.output.output_view import PRIVATE
 from jaxpaged.job.planned_job import RunOptions
-from jaxpaged.job.report import JobReport
 from jaxpaged.job.retry import retry_job
 from jaxpaged.job.runner import run_job
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.storage.local_store import LocalStore
 
-SMALL: dict[str, Any] = {
-    "input": {"prompt_column": "q"},
-    "output": {"rows_per_part": 4},
-    "engine": {"max_num_seqs": 2},
-}
 CUT = "finish_reason = 'length'"
 LONGER = ["sampling.max_tokens=20"]
-
-
-def asked(double) -> list[int]:
-    return [request.request_id for request in double.requests]
 
 
 def revisions(out: pathlib.Path) -> tuple[Revision, ...]:
@@ -44,25 +34,9 @@ def revisions(out: pathlib.Path) -> tuple[Revision, ...]:
     return known.revisions
 
 
-def again(text: str) -> str:
-    """What an engine answers that is told from the first one's."""
-    return f"({text})"
-
-
-def done(report: JobReport | None) -> JobReport:
-    assert report is not None
-    assert report.state == "finished"
-    return report
-
-
 @pytest.fixture
 def spec(write_rows, make_spec, engine) -> JobSpec:
-    """A finished job of twenty rows in five parts; every third one was cut."""
-    texts = [f"q{i}" + "-long" * (i % 3 == 1) for i in range(20)]
-    write_rows(id=list(range(20)), q=texts, row_group_size=7)
-    spec = make_spec(**SMALL, sampling={"max_tokens": 6})
-    run_job(spec, engine=engine())
-    return spec
+    return finished_job(write_rows, make_spec, engine)
 
 
 @pytest.fixture

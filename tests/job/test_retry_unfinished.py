@@ -1,53 +1,26 @@
 """Retries that ended early: how they go on, and who waits for them."""
 
-from typing import Any
-
 import folder_stamps
 import pytest
 from job_output import Watch, parts, rows
+from retried_job import again, asked, done, finished_job
 from stop_after import StopAfter
 
 from jaxpaged.errors import OutputConflictError, TooManyRowErrors
 from jaxpaged.job.interrupt import JobInterrupted
 from jaxpaged.job.output import commit, history
 from jaxpaged.job.planned_job import RunOptions
-from jaxpaged.job.report import JobReport
 from jaxpaged.job.retry import retry_job
 from jaxpaged.job.runner import run_job
 from jaxpaged.job.spec import JobSpec
 
-SMALL: dict[str, Any] = {
-    "input": {"prompt_column": "q"},
-    "output": {"rows_per_part": 4},
-    "engine": {"max_num_seqs": 2},
-}
 WHERE = "id < 10"
 SETTINGS = ["sampling.max_tokens=9"]
 
 
-def asked(double) -> list[int]:
-    return [request.request_id for request in double.requests]
-
-
-def again(text: str) -> str:
-    """What an engine answers that is told from the first one's."""
-    return f"({text})"
-
-
-def done(report: JobReport | None) -> JobReport:
-    assert report is not None
-    assert report.state == "finished"
-    return report
-
-
 @pytest.fixture
 def spec(write_rows, make_spec, engine) -> JobSpec:
-    """A finished job of twenty rows in five parts; every third one was cut."""
-    texts = [f"q{i}" + "-long" * (i % 3 == 1) for i in range(20)]
-    write_rows(id=list(range(20)), q=texts, row_group_size=7)
-    spec = make_spec(**SMALL, sampling={"max_tokens": 6})
-    run_job(spec, engine=engine())
-    return spec
+    return finished_job(write_rows, make_spec, engine)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import pyarrow as pa
 import pytest
+from file_records import file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,19 +8,6 @@ from jaxpaged.job.columns import ROW_TYPE
 from jaxpaged.job.input.file_record import FileRecord
 from jaxpaged.job.output import row_addresses
 from jaxpaged.job.output.row_addresses import RowAddresses
-
-
-def file(name: str, *row_groups: tuple[int, int]) -> FileRecord:
-    return FileRecord(
-        name=name,
-        bytes=1,
-        content=f"sha256:{'0' * 64}",
-        footer="0" * 64,
-        row_groups=row_groups,
-        modified="",
-        stamp="",
-        hashed_at=0,
-    )
 
 
 def addresses(files: list[FileRecord]) -> list[tuple[str, int, int]]:

@@ -1,21 +1,9 @@
+from file_records import file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.job.input.file_record import FileRecord
 from jaxpaged.job.look.row_alignment import Span, align
-
-
-def file(name: str, *row_groups: tuple[int, int]) -> FileRecord:
-    return FileRecord(
-        name=name,
-        bytes=1,
-        content=f"sha256:{'0' * 64}",
-        footer="0" * 64,
-        row_groups=row_groups,
-        modified="",
-        stamp="",
-        hashed_at=0,
-    )
 
 
 def places(files: list[FileRecord]) -> dict[tuple[str, int, int], int]:

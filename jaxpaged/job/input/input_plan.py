@@ -3,11 +3,14 @@
 A row's place in the plan, its global index, counts rows over all files in order.
 """
 
+import bisect
 import collections
 import dataclasses
+import itertools
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -61,7 +64,7 @@ class RowGroup:
     num_rows: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class InputPlan:
     """All input files in the order of their rows.
 
@@ -75,6 +78,12 @@ class InputPlan:
     files: tuple[PlannedFile, ...]
     schemas: tuple[tuple[pa.Schema, str], ...]
     watch: FileWatch
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The global index of each file's first row."""
+        lengths = [file.num_rows for file in self.files]
+        return [0, *itertools.accumulate(lengths)][: len(lengths)]
 
     @property
     def source(self) -> SourceFiles:
@@ -112,11 +121,11 @@ class InputPlan:
             InputSchemaError: A file that has rows of the unit is gone, cannot be looked at, or is
                 another one by now; the message names it.
         """
-        start = 0
-        for file in self.files:
-            if max(start, unit.start) < min(start + file.num_rows, unit.stop):
-                self.check_file(file)
-            start += file.num_rows
+        # A job may have as many files as units: looking through all for each would take for ever.
+        first = bisect.bisect_right(self._starts, unit.start) - 1
+        for index in range(max(0, first), bisect.bisect_left(self._starts, unit.stop)):
+            if self.files[index].num_rows:
+                self.check_file(self.files[index])
 
     def check_file(self, file: PlannedFile) -> None:
         """Makes sure that a file is the one that was planned.
