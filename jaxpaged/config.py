@@ -4,11 +4,19 @@ Knows nothing of the model or of the device; what depends on them is resolved by
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxpaged.errors import ConfigError
 
 DType = Literal["float32", "bfloat16"]
+
+KVDType = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
+"""How keys and values are stored; fp8 (e4m3), int8 and int4 have a scale per token and head."""
+
+Preemption = Literal["auto", "recompute", "swap"]
+"""What becomes of a preempted sequence's keys and values."""
+
+_KV_DTYPES = ", ".join(get_args(KVDType))
 
 DEFAULT_MAX_MODEL_LEN = 4096
 """Of sequences, where neither the job nor the model asks for less."""
@@ -19,7 +27,8 @@ class EngineConfig:
     """Sizes and limits of one engine.
 
     Attributes:
-        dtype: Of weights, activations and pool; None takes float32 on CPU and bfloat16 elsewhere.
+        dtype: Of weights and activations; None takes float32 on CPU and bfloat16 elsewhere.
+        kv_dtype: Of the pool; None takes that of the weights.
         max_model_len: Most tokens of a sequence, prompt and completion together; None takes the
             smaller of the model's own limit and `DEFAULT_MAX_MODEL_LEN`.
         max_num_seqs: Most sequences running at once: the lanes of a decode batch.
@@ -30,6 +39,15 @@ class EngineConfig:
             take (device memory, or on CPU the memory available to this process).
         watermark: Share of the pool kept free at admission, so that running sequences do not
             preempt each other at once.
+        prefix_cache: Keep the blocks of computed prompts, and start prompts that begin alike from
+            them.
+        preemption: "recompute" drops a preempted sequence's keys and values, "swap" keeps them in
+            host memory, "auto" does what is likely to be faster.
+        swap_space: Most host memory for swapped sequences, in GiB.
+        deterministic: The same row gives the same bytes whatever else is in its batches; None is
+            true on CPU and false elsewhere.
+        compilation_cache: Keep compiled programs in the user's cache folder, unless JAX was given
+            a folder for them.
         seed: The job's seed.
 
     Raises:
@@ -37,6 +55,7 @@ class EngineConfig:
     """
 
     dtype: DType | None = None
+    kv_dtype: KVDType | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -44,11 +63,17 @@ class EngineConfig:
     num_blocks: int | None = None
     memory_utilization: float = 0.5
     watermark: float = 0.01
+    prefix_cache: bool = True
+    preemption: Preemption = "auto"
+    swap_space: float = 2.0
+    deterministic: bool | None = None
+    compilation_cache: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         limits = (
             ("dtype", self.dtype in (None, "float32", "bfloat16"), "float32 or bfloat16"),
+            ("kv_dtype", self.kv_dtype in (None, *get_args(KVDType)), f"one of {_KV_DTYPES}"),
             ("max_model_len", _at_least(self.max_model_len, 2), "at least 2"),
             ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
             ("max_num_batched_tokens", _at_least(self.max_num_batched_tokens, 1), "at least 1"),
@@ -56,6 +81,8 @@ class EngineConfig:
             ("num_blocks", _at_least(self.num_blocks, 1), "at least 1"),
             ("memory_utilization", 0.0 < self.memory_utilization <= 1.0, "above 0, at most 1"),
             ("watermark", 0.0 <= self.watermark < 1.0, "from 0 and below 1"),
+            ("preemption", self.preemption in get_args(Preemption), "auto, recompute or swap"),
+            ("swap_space", 0.0 <= self.swap_space <= 1e6, "from 0 to 1,000,000 GiB"),
             ("seed", 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
         )
         for name, is_good, rule in limits:

@@ -4,11 +4,13 @@ Knows nothing of rows, files or devices.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 from jaxpaged.errors import ConfigError
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "skipped"]
+"""How a completion ended; "skipped" is a row that the job was told to pass over."""
 
 ErrorCode = Literal[
     "null_prompt",
@@ -25,6 +27,27 @@ ErrorCode = Literal[
 ]
 """Why a row could not be completed; the list is closed, so that users can match on it."""
 
+
+EarlyStopping = Literal[True, False, "never"]
+"""When a beam search gives up its running beams; see `jaxpaged.engine.beam_search`."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives of a token whose probability can be asked for."""
+
+MAX_BEAMS = 16
+"""Widest beam search."""
+
+MAX_SAMPLES = 256
+"""Most samples of a row."""
+
+MAX_BIASED = 320
+"""Most tokens of a row that `logit_bias`, `min_tokens` and one-token `bad_words` change."""
+
+MAX_BAD_WORDS = 64
+"""Most token sequences that the `bad_words` of a row come to, those of one token not counted."""
+
+MAX_BAD_WORD_TOKENS = 8
+"""Longest of them."""
 
 # Parameters travel to the device as 32-bit numbers.
 _INT32 = 2**31
@@ -47,6 +70,27 @@ class SamplingParams:
         min_tokens: End-of-sequence and stop tokens cannot be sampled before this many tokens,
             and stop strings are not looked for.
         ignore_eos: The model's end-of-sequence tokens do not end the completion.
+        typical_p: Keep the tokens whose surprise is nearest to the expected one until their
+            probability reaches this share (arXiv:2202.00666).
+        repetition_penalty: Logits of tokens in prompt or completion are divided by it if positive
+            and multiplied by it otherwise (arXiv:1909.05858); 1 changes nothing.
+        presence_penalty: Taken off the logits of tokens in the completion so far.
+        frequency_penalty: Taken off as many times as the token is in the completion so far.
+        logit_bias: Pairs of a token id and what is added to its logit; -inf bans the token.
+        bad_words: Texts that the completion must not contain, as the tokenizer writes them with
+            and without a space in front.
+        logprobs: For each sampled token its log-probability and so many of the likeliest
+            alternatives; of the model's own distribution, before temperature and filters.
+        prompt_logprobs: The same for each prompt token but the first.
+        n: Completions of the prompt.
+        best_of: Samples taken, of which the `n` with the highest cumulative log-probability are
+            kept, the best first; None takes `n` and keeps their order.
+        beam_width: Beams of a beam search, which gives the `n` best of them; None samples.
+        length_penalty: A beam's score is its cumulative log-probability divided by its generated
+            tokens to this power.
+        early_stopping: True ends a beam search once `beam_width` beams have ended; False once no
+            running beam can do better as far as its present score tells; "never" only once none
+            can whatever follows.
 
     Raises:
         ConfigError: A value is out of its range; the message names the key.
@@ -63,6 +107,19 @@ class SamplingParams:
     include_stop: bool = False
     min_tokens: int = 0
     ignore_eos: bool = False
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -77,10 +134,55 @@ class SamplingParams:
             ("min_tokens", self.min_tokens >= 0, "at least 0"),
             ("stop", all(self.stop), "non-empty strings"),
             ("stop_token_ids", all(0 <= t < _INT32 for t in self.stop_token_ids), "token ids"),
+            ("typical_p", 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 1e4, "above 0, to 10,000"),
+            ("presence_penalty", abs(self.presence_penalty) <= 1e4, "from -10,000 to 10,000"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 1e4, "from -10,000 to 10,000"),
+            ("logit_bias", all(map(_is_bias, self.logit_bias)), "token ids with finite numbers"),
+            ("bad_words", all(self.bad_words), "non-empty strings"),
+            ("logprobs", _is_between(self.logprobs, 0, MAX_LOGPROBS), f"0 to {MAX_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                _is_between(self.prompt_logprobs, 0, MAX_LOGPROBS),
+                f"0 to {MAX_LOGPROBS}",
+            ),
+            ("n", 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
+            ("best_of", _is_between(self.best_of, self.n, MAX_SAMPLES), f"n to {MAX_SAMPLES}"),
+            ("beam_width", _is_between(self.beam_width, self.n, MAX_BEAMS), f"n to {MAX_BEAMS}"),
+            ("length_penalty", abs(self.length_penalty) <= 100, "from -100 to 100"),
+            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false, never"),
         )
         for name, is_good, rule in limits:
             if not is_good:
                 raise ConfigError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+        self._check_beams()
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences the request comes to at most at any time."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at earlier tokens."""
+        has_penalty = self.presence_penalty or self.frequency_penalty or self.bad_words
+        return bool(has_penalty) or self.repetition_penalty != 1.0
+
+    def _check_beams(self) -> None:
+        if self.beam_width is None:
+            return
+        if self.temperature > 0 or self.best_of is not None:
+            name = "temperature" if self.temperature > 0 else "best_of"
+            raise ConfigError(f"beam_width and {name} exclude each other; leave one of them out")
+
+
+def _is_between(value: int | None, least: int, most: int) -> bool:
+    return value is None or least <= value <= most
+
+
+def _is_bias(pair: tuple[int, float]) -> bool:
+    token, value = pair
+    return 0 <= token < _INT32 and (value == -math.inf or abs(value) <= 1e4)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +204,32 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely the model found one token.
+
+    Attributes:
+        token_id: The token.
+        logprob: Natural logarithm of its probability; None for a prompt's first token.
+        rank: 1 for the likeliest token; None for a prompt's first token.
+        top: The likeliest tokens with their log-probabilities, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float | None
+    rank: int | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The result for one request.
+    """One sample of a request.
+
+    A request with `n` samples gives `n` completions, all at once and in order; one that cannot be
+    completed gives one, with an error.
 
     Attributes:
         request_id: The request's handle.
+        sample: Which of the request's samples, from 0.
         text: The generated text, cut at the stop string; "" for an error.
         token_ids: Every token sampled, the ones behind the cut and the end-of-sequence included;
             empty for an error.
@@ -117,11 +240,17 @@ class Completion:
         cached_tokens: Leading prompt tokens whose blocks came from the prefix cache.
         seed: The seed the row was sampled with (the row's own, or the job's).
         ends_in_partial_character: The completion ended inside a character; its text ends in U+FFFD.
+        cumulative_logprob: Sum of the log-probabilities of the sampled tokens; None unless
+            logprobs, best_of or beams asked for it.
+        score: A beam's score; None without beam search.
+        logprobs: One entry per sampled token; None unless asked for.
+        prompt_logprobs: One entry per prompt token; None unless asked for.
         error_code: Why there is no completion; None when there is one.
         error_message: The error in words, free of prompt text.
     """
 
     request_id: int
+    sample: int = 0
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason
@@ -130,6 +259,10 @@ class Completion:
     cached_tokens: int = 0
     seed: int = 0
     ends_in_partial_character: bool = False
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error_code: ErrorCode | None = None
     error_message: str | None = None
 

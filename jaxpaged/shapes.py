@@ -7,7 +7,9 @@
     K  key/value heads                  M  model width
     G  query heads per key/value head   V  vocabulary
     D  head width                       D2 half of it
-    P  prefill tiles of a step          E  banned token ids of a lane
+    P  prefill tiles of a step          E  biased token ids of a lane
+    A  alternatives of a token          J  bad words of a lane
+    Q  tokens of a bad word
     I  input width of a linear map      O  its output width
     R  rows of any shape                X  what the line itself says
 

@@ -6,12 +6,16 @@ There is one backend so far, plain XLA, which serves every device.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels import xla
+from pallas_kernels.kv_format import KVRows
 
 AnyArray = Array | np.ndarray
 """Index arrays may come from the host."""
+
+NO_WINDOW = 2**30
+"""A window wider than any context: every query attends to all keys up to its own."""
 
 
 class PrefillTiles(NamedTuple):
@@ -34,78 +38,95 @@ class PrefillTiles(NamedTuple):
 
 
 def decode_attention(
-    q: Float[Array, "B H D"],
-    k_pool: Shaped[Array, "L N S K D"],
-    v_pool: Shaped[Array, "L N S K D"],
+    q: Float[Array, "T H D"],
+    k: KVRows,
+    v: KVRows,
     *,
     layer: Int[Array, ""],
     block_tables: Int[AnyArray, "B W"],
-    context_lens: Int[AnyArray, " B"],
-    num_lanes: Int[AnyArray, ""],
+    token_lanes: Int[AnyArray, " T"],
+    context_lens: Int[AnyArray, " T"],
+    num_queries: Int[AnyArray, ""],
+    window: Int[AnyArray, ""],
     scale: float,
-) -> Float[Array, "B H D"]:
-    """Attention of one query token per lane over that lane's blocks.
+) -> Float[Array, "T H D"]:
+    """Attention of the first `num_queries` tokens, each by itself, over its lane's blocks.
 
-    The same as `paged_attention_ref` for lanes below `num_lanes`; the others are zero.
+    The same as `paged_attention_ref` for these queries; the others are zero. A query's result
+    has the same bits whatever stands beside it and whatever the block size is.
 
     Args:
-        q: One rotated query per lane.
-        k_pool: Keys of all blocks and layers; bfloat16 may be stored as its bits in uint16.
-        v_pool: Values, in the form of the keys.
+        q: Rotated queries on the flat token axis.
+        k: Keys of all blocks and layers.
+        v: Values, in the form of the keys.
         layer: Which layer's blocks to read.
-        block_tables: Pool block of each logical block; only entries that hold context are read
-            for their content, and each must be a valid block id.
-        context_lens: Tokens each query attends to, itself included.
-        num_lanes: Lanes in use; they are the first ones. Work is least when they are sorted by
-            falling context length.
+        block_tables: Pool block of each logical block; only entries that hold keys in a query's
+            window are read for their content, and each must be a valid block id.
+        token_lanes: Row of the block tables of each query; several queries may share one.
+        context_lens: Tokens of the lane up to each query, itself included.
+        num_queries: Queries to compute. Work is least when they are sorted by context length.
+        window: Keys a query attends to, its own included: those at `i - window + 1` to `i` for
+            position `i`. `NO_WINDOW` means all.
         scale: Factor on the scores, usually `D ** -0.5`.
 
     Raises:
         ValueError: The query heads are no multiple of the key/value heads.
     """
-    _check_heads(q.shape[1], k_pool.shape[3])
+    _check_heads(q.shape[1], k.values.shape[3])
     return xla.decode_attention(
         q,
-        k_pool,
-        v_pool,
+        k,
+        v,
         layer=layer,
         block_tables=block_tables,
+        token_lanes=token_lanes,
         context_lens=context_lens,
-        num_lanes=num_lanes,
+        num_queries=num_queries,
+        window=window,
         scale=scale,
     )
 
 
 def prefill_attention(
     q: Float[Array, "T H D"],
-    k_pool: Shaped[Array, "L N S K D"],
-    v_pool: Shaped[Array, "L N S K D"],
+    k: KVRows,
+    v: KVRows,
     *,
     layer: Int[Array, ""],
     block_tables: Int[AnyArray, "B W"],
     tiles: PrefillTiles,
+    window: Int[AnyArray, ""],
     scale: float,
 ) -> Float[Array, "T H D"]:
     """Causal attention of ragged query segments over their sequences' blocks.
 
     The same as `paged_attention_ref` for the queries the tiles cover; the others are zero. The
-    keys and values of the segments themselves must be in the pool already.
+    keys and values of the segments themselves must be in the pool already. A query's result has
+    the same bits however its sequence is cut into segments and whatever the block size is.
 
     Args:
         q: Rotated queries on the flat token axis.
-        k_pool: Keys of all blocks and layers; bfloat16 may be stored as its bits in uint16.
-        v_pool: Values, in the form of the keys.
+        k: Keys of all blocks and layers.
+        v: Values, in the form of the keys.
         layer: Which layer's blocks to read.
-        block_tables: Pool block of each logical block, per lane.
+        block_tables: As in `decode_attention`.
         tiles: The segments, cut into tiles.
+        window: As in `decode_attention`.
         scale: Factor on the scores, usually `D ** -0.5`.
 
     Raises:
         ValueError: As in `decode_attention`.
     """
-    _check_heads(q.shape[1], k_pool.shape[3])
+    _check_heads(q.shape[1], k.values.shape[3])
     return xla.prefill_attention(
-        q, k_pool, v_pool, layer=layer, block_tables=block_tables, tiles=tiles, scale=scale
+        q,
+        k,
+        v,
+        layer=layer,
+        block_tables=block_tables,
+        tiles=tiles,
+        window=window,
+        scale=scale,
     )
 
 

@@ -1,44 +1,57 @@
-"""The dull definition of paged attention: gather everything, then attend densely."""
+"""The dull definition of paged attention: gather and decode everything, then attend densely."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import kv_format
+from pallas_kernels.kv_format import KVRows
 
 
 def paged_attention_ref(
     q: Float[Array, "T H D"],
-    k_pool: Shaped[Array, "L N S K D"],
-    v_pool: Shaped[Array, "L N S K D"],
+    k: KVRows,
+    v: KVRows,
     *,
     layer: int,
-    block_tables: Int[Array, "B W"],
-    token_lanes: Int[Array, " T"],
-    context_lens: Int[Array, " T"],
+    block_tables: Int[Array | np.ndarray, "B W"],
+    token_lanes: Int[Array | np.ndarray, " T"],
+    context_lens: Int[Array | np.ndarray, " T"],
+    window: int | Int[Array, ""],
     scale: float,
 ) -> Float[Array, "T H D"]:
-    """Softmax attention of every query over the first `context_lens` tokens of its lane.
+    """Softmax attention of every query over the last `window` tokens of its context.
 
     Memory is `T * W * S` keys, so this is for tests; softmax and products are in float32.
 
     Args:
         q: Rotated queries.
-        k_pool: Keys of all blocks and layers.
-        v_pool: Values.
+        k: Keys of all blocks and layers.
+        v: Values.
         layer: Which layer's blocks to read.
         block_tables: Pool block of each logical block, per lane.
         token_lanes: The lane of each query.
-        context_lens: Tokens each query attends to, itself included; at least 1.
+        context_lens: Tokens of the lane up to each query, itself included; at least 1.
+        window: How many of them the query attends to, itself included.
         scale: Factor on the scores.
     """
-    num_kv_heads, width = k_pool.shape[3], k_pool.shape[4]
-    tables = block_tables[token_lanes]
-    k = k_pool[layer][tables].reshape(q.shape[0], -1, num_kv_heads, width).astype(jnp.float32)
-    v = v_pool[layer][tables].reshape(q.shape[0], -1, num_kv_heads, width).astype(jnp.float32)
-    grouped = q.reshape(q.shape[0], num_kv_heads, -1, width).astype(jnp.float32)
+    tables = jnp.asarray(block_tables)[jnp.asarray(token_lanes)]
+    keys, values = (_contexts(rows, layer, tables) for rows in (k, v))
+    grouped = q.reshape(q.shape[0], keys.shape[2], -1, q.shape[2]).astype(jnp.float32)
     exact = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("tkgd,tckd->tkgc", grouped, k, precision=exact) * scale
-    seen = jnp.arange(k.shape[1])[None, :] < context_lens[:, None]
+    scores = jnp.einsum("tkgd,tckd->tkgc", grouped, keys, precision=exact) * scale
+    positions = jnp.arange(keys.shape[1])[None, :]
+    ends = jnp.asarray(context_lens)[:, None]
+    seen = (positions < ends) & (positions >= ends - window)
     weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -jnp.inf), axis=-1)
-    v = jnp.where(seen[:, :, None, None], v, 0)
-    attended = jnp.einsum("tkgc,tckd->tkgd", weights, v, precision=exact)
+    values = jnp.where(seen[:, :, None, None], values, 0)
+    attended = jnp.einsum("tkgc,tckd->tkgd", weights, values, precision=exact)
     return attended.reshape(q.shape).astype(q.dtype)
+
+
+def _contexts(rows: KVRows, layer: int, tables: Int[Array, "T W"]) -> Float[Array, "T C K D"]:
+    values = rows.values[layer][tables]
+    scales = None if rows.scales is None else rows.scales[layer][tables]
+    decoded = kv_format.decode(values, scales)
+    return decoded.reshape(tables.shape[0], -1, *decoded.shape[3:])

@@ -1,9 +1,10 @@
 """Paged attention as plain XLA: loops over tiles of the live context, online softmax.
 
 Both functions have one shape: an outer loop over query tiles, an inner loop over key/value tiles
-that stops where the context does, so work follows the live tokens and not the table's width.
-Key/value tiles are aligned to absolute positions and a fully masked tile changes no bit of the
-running softmax, so a query's result does not depend on its neighbours in the tile.
+from where the window begins to where the context ends, so work follows the live tokens and not the
+table's width. Key/value tiles are aligned to absolute positions, their size is fixed, and a fully
+masked tile changes no bit of the running softmax: so a query's result depends neither on its
+neighbours in the tile nor on the block size.
 
 The softmax is the online one of Milakov and Gimelshein (arXiv:1805.02867), as in FlashAttention.
 """
@@ -15,13 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels import kv_format
+from pallas_kernels.kv_format import KVRows
+
 if TYPE_CHECKING:
     from pallas_kernels.api import PrefillTiles
 
-DECODE_LANES = 8
-"""Lanes that share one decode tile."""
+AnyArray = Array | np.ndarray
+
+DECODE_QUERIES = 8
+"""Queries that share one decode tile."""
 DECODE_TILE_TOKENS = 64
-"""Keys of a decode tile per lane: with 8 lanes its keys and values stay in a core's cache."""
+"""Keys of a decode tile per query: with 8 queries they and the values stay in a core's cache."""
 TILE_QUERIES = 64
 """Query tokens of a prefill tile."""
 PREFILL_TILE_TOKENS = 128
@@ -30,6 +36,8 @@ PREFILL_TILE_TOKENS = 128
 # Far below any score, yet finite: exp(MASKED - MASKED) must be 1, not NaN.
 MASKED = -1e30
 
+NEVER = 2**30
+"""A position behind every key."""
 
 # Everything is float32 here; a GPU would round its products to TF32 otherwise.
 EXACT = jax.lax.Precision.HIGHEST
@@ -46,97 +54,100 @@ class Softmax(NamedTuple):
     """Sum of exp(score - peak) * value."""
 
 
-def tile_blocks(tile_tokens: int, block_size: int) -> int:
-    """Blocks of a key/value tile that holds about `tile_tokens` tokens."""
-    return max(1, tile_tokens // block_size)
-
-
 def decode_attention(
-    q: Float[Array, "B H D"],
-    k_pool: Shaped[Array, "L N S K D"],
-    v_pool: Shaped[Array, "L N S K D"],
+    q: Float[Array, "T H D"],
+    k: KVRows,
+    v: KVRows,
     *,
     layer: Int[Array, ""],
-    block_tables: Int[Array | np.ndarray, "B W"],
-    context_lens: Int[Array | np.ndarray, " B"],
-    num_lanes: Int[Array | np.ndarray, ""],
+    block_tables: Int[AnyArray, "B W"],
+    token_lanes: Int[AnyArray, " T"],
+    context_lens: Int[AnyArray, " T"],
+    num_queries: Int[AnyArray, ""],
+    window: Int[AnyArray, ""],
     scale: float,
-) -> Float[Array, "B H D"]:
+) -> Float[Array, "T H D"]:
     """Decode attention; see `pallas_kernels.api.decode_attention`."""
-    num_kv_heads = k_pool.shape[3]
-    lanes = min(DECODE_LANES, q.shape[0])
-    blocks = tile_blocks(DECODE_TILE_TOKENS, k_pool.shape[2])
-    tile = blocks * k_pool.shape[2]
-    block_tables = _whole_tiles(block_tables, blocks)
-    context_lens = jnp.where(jnp.arange(q.shape[0]) < num_lanes, context_lens, 0)
+    num_kv_heads, block_size = k.values.shape[3], k.values.shape[2]
+    queries = min(DECODE_QUERIES, q.shape[0])
+    tile = DECODE_TILE_TOKENS
+    is_used = jnp.arange(q.shape[0]) < num_queries
+    ends = jnp.where(is_used, context_lens, 0)
+    # Unused queries see nothing, and start so late that no loop has to begin earlier for them.
+    starts = jnp.where(is_used, jnp.maximum(ends - window, 0), NEVER)
 
-    def lane_group(group: Int[Array, ""], out: Float[Array, "B H D"]) -> Float[Array, "B H D"]:
-        # The last group may reach past the end; start earlier then and compute some lanes twice.
-        first = jnp.minimum(group * lanes, q.shape[0] - lanes)
-        q_tile = jax.lax.dynamic_slice_in_dim(q, first, lanes).astype(jnp.float32)
-        q_tile = q_tile.reshape(lanes, num_kv_heads, -1, q.shape[2]) * scale
-        tables = jax.lax.dynamic_slice_in_dim(block_tables, first, lanes)
-        lens = jax.lax.dynamic_slice_in_dim(context_lens, first, lanes)
+    def query_group(group: Int[Array, ""], out: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        # The last group may reach past the end; start earlier then and compute some twice.
+        first = jnp.minimum(group * queries, q.shape[0] - queries)
+        q_tile, lanes, start, end = (
+            jax.lax.dynamic_slice_in_dim(x, first, queries)
+            for x in (q, jnp.asarray(token_lanes), starts, ends)
+        )
+        q_tile = q_tile.astype(jnp.float32).reshape(queries, num_kv_heads, -1, q.shape[2]) * scale
 
         def kv_tile(index: Int[Array, ""], softmax: Softmax) -> Softmax:
-            ids = jax.lax.dynamic_slice_in_dim(tables, index * blocks, blocks, axis=1)
-            seen = (index * tile + jnp.arange(tile))[None, :] < lens[:, None]
-            k = _gather(k_pool, layer, ids, tokens=tile)
-            v = jnp.where(seen[:, :, None, None], _gather(v_pool, layer, ids, tokens=tile), 0)
-            scores = jnp.einsum("bkgd,bckd->bkgc", q_tile, k, precision=EXACT)
-            return _accumulate(softmax, scores, v, seen[:, None, None, :], "bkgc,bckd->bkgd")
+            keys = (index * tile + jnp.arange(tile))[None, :]
+            seen = (keys >= start[:, None]) & (keys < end[:, None])
+            where = _locate(block_tables, lanes, index, tile=tile, block_size=block_size)
+            k_tile = _gather(k, layer, where, tile=tile)
+            v_tile = jnp.where(seen[:, :, None, None], _gather(v, layer, where, tile=tile), 0)
+            scores = jnp.einsum("bkgd,bckd->bkgc", q_tile, k_tile, precision=EXACT)
+            return _accumulate(softmax, scores, v_tile, seen[:, None, None, :], "bkgc,bckd->bkgd")
 
-        num_tiles = (jnp.max(lens) + tile - 1) // tile
-        softmax = jax.lax.fori_loop(0, num_tiles, kv_tile, _start(q_tile))
-        rows = _finish(softmax).reshape(lanes, *q.shape[1:]).astype(q.dtype)
+        tiles = (jnp.min(start) // tile, (jnp.max(end) + tile - 1) // tile)
+        softmax = jax.lax.fori_loop(*tiles, kv_tile, _start(q_tile))
+        rows = _finish(softmax).reshape(queries, *q.shape[1:]).astype(q.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, rows, first, 0)
 
-    num_groups = (num_lanes + lanes - 1) // lanes
-    return jax.lax.fori_loop(0, num_groups, lane_group, jnp.zeros_like(q))
+    num_groups = (num_queries + queries - 1) // queries
+    return jax.lax.fori_loop(0, num_groups, query_group, jnp.zeros_like(q))
 
 
 def prefill_attention(
     q: Float[Array, "T H D"],
-    k_pool: Shaped[Array, "L N S K D"],
-    v_pool: Shaped[Array, "L N S K D"],
+    k: KVRows,
+    v: KVRows,
     *,
     layer: Int[Array, ""],
-    block_tables: Int[Array | np.ndarray, "B W"],
+    block_tables: Int[AnyArray, "B W"],
     tiles: "PrefillTiles",
+    window: Int[AnyArray, ""],
     scale: float,
 ) -> Float[Array, "T H D"]:
     """Prefill attention; see `pallas_kernels.api.prefill_attention`."""
-    num_kv_heads = k_pool.shape[3]
+    num_kv_heads, block_size = k.values.shape[3], k.values.shape[2]
     queries = min(TILE_QUERIES, q.shape[0])
-    blocks = tile_blocks(PREFILL_TILE_TOKENS, k_pool.shape[2])
-    tile = blocks * k_pool.shape[2]
-    block_tables = _whole_tiles(block_tables, blocks)
+    tile = PREFILL_TILE_TOKENS
 
     def query_tile(index: Int[Array, ""], out: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         # A slice cannot start so late that it would reach past the end: `skip` leads to the
         # tile's first query, and rows of neighbouring tiles are left as they are.
-        start, length = tiles.starts[index], tiles.lens[index]
+        start, length, position = tiles.starts[index], tiles.lens[index], tiles.positions[index]
         first = jnp.minimum(start, q.shape[0] - queries)
-        skip = start - first
-        row = jnp.arange(queries) - skip
-        positions = tiles.positions[index] + row
-        context_len = tiles.positions[index] + length
+        row = jnp.arange(queries) - (start - first)
+        positions = (position + row)[:, None]
+        earliest, end = jnp.maximum(position - window + 1, 0), position + length
         q_tile = jax.lax.dynamic_slice_in_dim(q, first, queries).astype(jnp.float32)
         q_tile = q_tile.reshape(queries, num_kv_heads, -1, q.shape[2]) * scale
-        table = block_tables[tiles.lanes[index]]
+        lanes = tiles.lanes[index][None]
 
         def kv_tile(kv_index: Int[Array, ""], softmax: Softmax) -> Softmax:
-            ids = jax.lax.dynamic_slice_in_dim(table, kv_index * blocks, blocks)
             keys = kv_index * tile + jnp.arange(tile)
-            seen = keys[None, :] <= positions[:, None]
-            k = _gather(k_pool, layer, ids[None], tokens=tile)[0]
-            v = _gather(v_pool, layer, ids[None], tokens=tile)[0]
-            v = jnp.where((keys < context_len)[:, None, None], v, 0)
-            scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k, precision=EXACT)
-            return _accumulate(softmax, scores, v, seen, "kgqc,ckd->kgqd")
+            seen = (keys[None, :] <= positions) & (keys[None, :] > positions - window)
+            where = _locate(block_tables, lanes, kv_index, tile=tile, block_size=block_size)
+            k_tile = _gather(k, layer, where, tile=tile)[0]
+            v_tile = _gather(v, layer, where, tile=tile)[0]
+            # A weight of zero does not hide a NaN or an infinity from the queries before it. So
+            # its score is NaN, which is masked like any other, and its value zero.
+            is_sound = jnp.isfinite(v_tile).all(axis=-1)
+            is_live = (keys >= earliest) & (keys < end)
+            v_tile = jnp.where((is_sound & is_live[:, None])[:, :, None], v_tile, 0)
+            scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k_tile, precision=EXACT)
+            scores = jnp.where(is_sound.T[:, None, None, :], scores, jnp.nan)
+            return _accumulate(softmax, scores, v_tile, seen, "kgqc,ckd->kgqd")
 
-        num_tiles = (context_len + tile - 1) // tile
-        softmax = jax.lax.fori_loop(0, num_tiles, kv_tile, _start(q_tile.transpose(1, 2, 0, 3)))
+        kv_tiles = (earliest // tile, (end + tile - 1) // tile)
+        softmax = jax.lax.fori_loop(*kv_tiles, kv_tile, _start(q_tile.transpose(1, 2, 0, 3)))
         rows = _finish(softmax).transpose(2, 0, 1, 3).reshape(queries, *q.shape[1:])
         is_ours = ((row >= 0) & (row < length))[:, None, None]
         kept = jax.lax.dynamic_slice_in_dim(out, first, queries)
@@ -146,27 +157,54 @@ def prefill_attention(
     return jax.lax.fori_loop(0, tiles.used, query_tile, jnp.zeros_like(q))
 
 
-def _whole_tiles(block_tables: Int[Array | np.ndarray, "B W"], blocks: int) -> Int[Array, "B X"]:
-    """The tables, padded with a valid id to a whole number of tiles."""
-    return jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % blocks)))
+def _locate(
+    block_tables: Int[AnyArray, "B W"],
+    lanes: Int[Array, " R"],
+    index: Int[Array, ""],
+    *,
+    tile: int,
+    block_size: int,
+) -> Int[Array, "R X"]:
+    """Where tile `index` of each lane's keys lies in the pool: block ids, or slots.
+
+    Slots where blocks do not fill a tile exactly, so that the tile's size, and with it the order
+    in which keys are summed up, does not depend on the block size.
+    """
+    # Past the table's end are only masked keys, and any valid block will do.
+    last = block_tables.shape[1] - 1
+    lanes = lanes[:, None]
+    if tile % block_size == 0:
+        blocks = tile // block_size
+        columns = jnp.minimum(index * blocks + jnp.arange(blocks), last)
+        return jnp.asarray(block_tables)[lanes, columns[None, :]]
+    positions = index * tile + jnp.arange(tile)
+    columns = jnp.minimum(positions // block_size, last)
+    ids = jnp.asarray(block_tables)[lanes, columns[None, :]]
+    return ids * block_size + (positions % block_size)[None, :]
 
 
 def _gather(
-    pool: Shaped[Array, "L N S K D"],
-    layer: Int[Array, ""],
-    block_ids: Int[Array, "B X"],
-    *,
-    tokens: int,
-) -> Float[Array, "B C K D"]:
-    """The blocks' rows as float32, `tokens` per lane.
+    rows: KVRows, layer: Int[Array, ""], where: Int[Array, "R X"], *, tile: int
+) -> Float[Array, "R C K D"]:
+    """The rows at what `_locate` found, decoded."""
+    return kv_format.decode(
+        _gather_array(rows.values, layer, where, tile=tile),
+        None if rows.scales is None else _gather_array(rows.scales, layer, where, tile=tile),
+    )
 
-    A bfloat16 pool may be stored as uint16: XLA on CPU would otherwise move the conversion in
-    front of the gather and out of the loop, and convert the whole pool on every step.
-    """
-    rows = pool[layer, block_ids].reshape(block_ids.shape[0], tokens, *pool.shape[3:])
-    if rows.dtype == jnp.uint16:
-        rows = jax.lax.bitcast_convert_type(rows, jnp.bfloat16)
-    return rows.astype(jnp.float32)
+
+def _gather_array(
+    array: Shaped[Array, "L N S K *X"],
+    layer: Int[Array, ""],
+    where: Int[Array, "R X"],
+    *,
+    tile: int,
+) -> Shaped[Array, "R C K *X"]:
+    # The pool as units of what `where` counts, blocks or slots; the reshapes are free.
+    unit = tile // where.shape[1]
+    units = array.reshape(array.shape[0], -1, unit, *array.shape[3:])
+    found = units.at[layer, where].get(mode="promise_in_bounds")
+    return found.reshape(where.shape[0], tile, *array.shape[3:])
 
 
 def _start(rows: Float[Array, "*R D"]) -> Softmax:

@@ -3,11 +3,12 @@
 transformers reads the packaged `.gguf` through its own loader, float32 on the CPU, and so shares
 nothing with this package's loader, tokenizer or model. Needs PyTorch, which no test needs:
 
-    pip install torch transformers gguf pyarrow
+    pip install torch transformers accelerate gguf pyarrow ml_dtypes safetensors
     python scripts/make_golden.py MODEL.gguf --out tests/golden
 
-Writes greedy.parquet, logits.npz, tokenizer_ids.json and chat_templates.json, prints their SHA-256
-for tests/golden/README.md. Draws no random numbers. Takes about two minutes on two cores.
+Writes greedy.parquet, logits.npz, tokenizer_ids.json and chat_templates.json; beams.json and
+logprobs.json by `golden_generation`, for tiny random models too. Prints their SHA-256 for
+tests/golden/README.md. Takes about ten minutes on two cores.
 """
 
 import argparse
@@ -16,7 +17,9 @@ import hashlib
 import json
 import pathlib
 import re
+import tempfile
 
+import golden_generation
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -326,12 +329,17 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path, help="the packaged .gguf")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="tests/golden")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    # Tiny models gain nothing by more.
+    torch.set_num_threads(1)
     folder, name = str(options.model.parent), options.model.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=name, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
+    named = {name: prompt_ids for name, _, prompt_ids in prompts(tokenizer)}
+    with tempfile.TemporaryDirectory() as scratch:
+        golden_generation.write_generations(model, named, options.out, pathlib.Path(scratch))
+    # From here on end-of-sequence tokens end nothing.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     write_tokenizer_ids(tokenizer, options.out)

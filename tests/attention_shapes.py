@@ -5,13 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import PrefillTiles
+from pallas_kernels import KVDType, KVRows, PrefillTiles, kv_format
 from pallas_kernels.xla import TILE_QUERIES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Sizes of one case; `context_lens` are per lane."""
+    """Sizes of one case; `context_lens` are per lane, `dtype` is that of the queries."""
 
     num_heads: int
     num_kv_heads: int
@@ -50,6 +50,8 @@ SHAPES = {
     ),
 }
 
+KV_DTYPES: tuple[KVDType, ...] = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
+
 TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3}
 """Largest absolute error against the reference for inputs of unit variance.
 
@@ -58,14 +60,42 @@ one rounding of the result, half a unit in the last of 8 bits.
 """
 
 
-def pools(shape: AttentionShape, seed: int = 0, num_layers: int = 2):
-    """K and V pools, poisoned wherever no lane's context lies, and the block tables.
+def stored(x: np.ndarray, kv_dtype: KVDType, *, as_bits: bool = True) -> KVRows:
+    """The rows of `x`, `[L, N, S, K, D]`, in the format."""
+    dtype, _, has_scales = kv_format.storage(kv_dtype, x.shape[-1], as_bits=as_bits)
+    like = KVRows(
+        jnp.zeros((1, 1, 1, 1, 1), dtype), jnp.zeros((1, 1, 1, 1)) if has_scales else None
+    )
+    rows = kv_format.encode(jnp.asarray(x.reshape(-1, *x.shape[3:]), jnp.float32), like)
+    values, scales = rows
+    return KVRows(
+        values.reshape(*x.shape[:4], -1), None if scales is None else scales.reshape(x.shape[:4])
+    )
+
+
+def pools(
+    shape: AttentionShape,
+    kv_dtype: KVDType = "float32",
+    *,
+    first_live: tuple[int, ...] | None = None,
+    as_bits: bool = True,
+):
+    """K and V, NaN wherever no lane's context lies, and the block tables.
+
+    Table entries without context point at a block of NaN.
+
+    Args:
+        shape: The sizes.
+        kv_dtype: How K and V are stored.
+        first_live: First position of each lane that may be read, 0 without.
+        as_bits: Whether floats are stored as their bits.
 
     Returns:
-        k_pool, v_pool, block_tables (shuffled, each lane its own blocks).
+        k, v, block_tables (shuffled, each lane its own blocks).
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     size = shape.block_size
+    first_live = first_live or (0,) * len(shape.context_lens)
     needed = [-(-n // size) for n in shape.context_lens]
     width = max(needed) + 1
     # The first and the last block stay unused, so that a clipped or wrapped id reads poison.
@@ -75,29 +105,34 @@ def pools(shape: AttentionShape, seed: int = 0, num_layers: int = 2):
     live = np.zeros((num_blocks, size), bool)
     for lane, count in enumerate(needed):
         tables[lane, :count] = [next(free) for _ in range(count)]
-        positions = np.arange(shape.context_lens[lane])
+        positions = np.arange(first_live[lane], shape.context_lens[lane])
         live[tables[lane, positions // size], positions % size] = True
-    full = (num_layers, num_blocks, size, shape.num_kv_heads, shape.head_dim)
+        tables[lane, : first_live[lane] // size] = num_blocks - 1
+    full = (2, num_blocks, size, shape.num_kv_heads, shape.head_dim)
     k, v = (rng.standard_normal(full).astype(np.float32) for _ in range(2))
     for pool in (k, v):
         pool[:, ~live] = np.nan
-    dtype = jnp.dtype(shape.dtype)
-    return jnp.asarray(k, dtype), jnp.asarray(v, dtype), jnp.asarray(tables)
+    k, v = (stored(x, kv_dtype, as_bits=as_bits) for x in (k, v))
+    return k, v, jnp.asarray(tables)
 
 
-def queries(shape: AttentionShape, num_tokens: int, seed: int = 1):
+def queries(shape: AttentionShape, num_tokens: int):
     """Unit-variance queries, `[num_tokens, H, D]`."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     q = rng.standard_normal((num_tokens, shape.num_heads, shape.head_dim))
     return jnp.asarray(q, jnp.dtype(shape.dtype))
 
 
-def prefill_tiles(starts: list[int], lens: list[int], positions: list[int]) -> PrefillTiles:
-    """Tiles of one segment per lane; lanes count up from 0. One unused tile at the end."""
+def prefill_tiles(
+    lanes: list[int], starts: list[int], lens: list[int], positions: list[int]
+) -> PrefillTiles:
+    """Tiles of the segments, one after the other, and unused ones up to a multiple of 16."""
     rows = [
-        (lane, starts[lane] + at, min(TILE_QUERIES, lens[lane] - at), positions[lane] + at)
-        for lane in range(len(lens))
-        for at in range(0, lens[lane], TILE_QUERIES)
+        (lane, start + at, min(TILE_QUERIES, length - at), position + at)
+        for lane, start, length, position in zip(lanes, starts, lens, positions, strict=True)
+        for at in range(0, length, TILE_QUERIES)
     ]
-    columns = [jnp.asarray([*column, 0], jnp.int32) for column in zip(*rows, strict=True)]
-    return PrefillTiles(*columns, jnp.asarray(len(rows), jnp.int32))
+    used = jnp.asarray(len(rows), jnp.int32)
+    rows += [(0, 0, 0, 0)] * (-len(rows) % 16)
+    columns = [jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True)]
+    return PrefillTiles(*columns, used)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from jaxpaged.job import columns
+from jaxpaged.job import result_columns
 from jaxpaged.job.input.file_record import FileRecord
 from jaxpaged.job.output import history, output_view, part_file
 from jaxpaged.job.output.attempt import Attempt
@@ -20,7 +20,7 @@ from jaxpaged.storage.disk import Disk
 from jaxpaged.storage.local_store import LocalStore
 from jaxpaged.storage.store import Store
 
-SCHEMA = pa.schema([("id", pa.int64()), *columns.RESULT_FIELDS])
+SCHEMA = pa.schema([("id", pa.int64()), *result_columns.RESULT_FIELDS])
 
 
 def file_record(name: str, num_rows: int) -> FileRecord:

@@ -7,7 +7,7 @@ from jaxpaged.model.config import ModelConfig, RopeScaling
 
 
 class Oracle:
-    """One sequence at a time, every token attending to all before it."""
+    """One sequence at a time, every token attending to all that its layer lets it see."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.config: ModelConfig = checkpoint.config
@@ -20,7 +20,8 @@ class Oracle:
         x = self._tensors["model.embed_tokens.weight"][token_ids]
         for layer in range(self.config.num_layers):
             prefix = f"model.layers.{layer}"
-            x = x + self._attention(self._norm(x, f"{prefix}.input_layernorm"), prefix)
+            normed = self._norm(x, f"{prefix}.input_layernorm")
+            x = x + self._attention(normed, prefix, self.config.windows[layer])
             x = x + self._mlp(self._norm(x, f"{prefix}.post_attention_layernorm"), prefix)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         return self._linear(self._norm(x, "model.norm"), head)
@@ -35,7 +36,7 @@ class Oracle:
             ids.append(int(np.argmax(last)))
         return ids[len(prompt_ids) :]
 
-    def _attention(self, x: np.ndarray, prefix: str) -> np.ndarray:
+    def _attention(self, x: np.ndarray, prefix: str, window: int | None) -> np.ndarray:
         config, num_tokens = self.config, x.shape[0]
         q, k, v = (
             self._linear(x, f"{prefix}.self_attn.{name}_proj").reshape(
@@ -47,7 +48,9 @@ class Oracle:
         group = config.num_heads // config.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(config.head_dim)
-        scores = np.where(np.tril(np.ones((num_tokens, num_tokens), bool)), scores, -np.inf)
+        behind = np.arange(num_tokens)[:, None] - np.arange(num_tokens)
+        is_seen = (behind >= 0) & (behind < (window or num_tokens))
+        scores = np.where(is_seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = np.einsum("hqk,khd->qhd", weights, v).reshape(num_tokens, -1)

@@ -1,11 +1,12 @@
 """An engine without a model, for jobs: what it answers and when is the test's choice."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
 from jaxpaged.model.tokenizer import Tokenizer
-from jaxpaged.request import Completion, Request
+from jaxpaged.request import Completion, Request, TokenLogprob
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -33,6 +34,7 @@ class ScriptedEngine:
     Args:
         tokenizer: The job's.
         answer: The completion's text, by the prompt's text.
+        vary: The text of a row's sample from that and the sample's number, where there are many.
         num_steps: After how many steps a request is done.
         max_model_len: Longer prompts are row errors, as in the real engine.
         max_num_seqs: Requests that run at once.
@@ -45,6 +47,7 @@ class ScriptedEngine:
         tokenizer: Tokenizer,
         *,
         answer: Callable[[str], str] = lambda text: f"[{text}]",
+        vary: Callable[[str, int], str] = lambda text, sample: f"{text}{'+' * sample}",
         num_steps: Callable[[Request], int] = lambda request: 1,
         max_model_len: int = 4096,
         max_num_seqs: int = 8,
@@ -56,6 +59,7 @@ class ScriptedEngine:
         self.stats = ScriptedStats()
         self.requests: list[Request] = []
         self._answer = answer
+        self._vary = vary
         self._num_steps = num_steps
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
@@ -100,8 +104,11 @@ class ScriptedEngine:
             self._left[request_id] -= 1
             if self._left[request_id] <= 0:
                 del self._left[request_id]
-                done.append(self._complete(self._live.pop(request_id)))
+                done += self._complete(self._live.pop(request_id))
         return done
+
+    def check_integrity(self) -> None:
+        assert self._left.keys() == self._live.keys()
 
     def _count(self, request: Request) -> None:
         """A request's first step computes its prompt, each later one the token before."""
@@ -112,26 +119,57 @@ class ScriptedEngine:
             self.stats.prefill_tokens += len(request.prompt_ids)
         self.stats.sampled_tokens += 1
 
-    def _complete(self, request: Request) -> Completion:
+    def _complete(self, request: Request) -> list[Completion]:
         ids = request.prompt_ids
-        if len(ids) >= self._max_model_len:
-            return Completion(
-                request_id=request.request_id,
-                finish_reason="error",
-                prompt_tokens=len(ids),
-                error_code="prompt_too_long",
-                error_message=f"{len(ids)} tokens",
-                seed=request.params.seed or 0,
-            )
+        if len(ids) < self._max_model_len:
+            return [self._sample(request, sample) for sample in range(request.params.n)]
+        error = Completion(
+            request_id=request.request_id,
+            finish_reason="error",
+            prompt_tokens=len(ids),
+            error_code="prompt_too_long",
+            error_message=f"{len(ids)} tokens",
+            seed=request.params.seed or 0,
+        )
+        return [error]
+
+    def _sample(self, request: Request, sample: int) -> Completion:
+        ids, params = request.prompt_ids, request.params
         text = self._answer(self.tokenizer.decode(ids))
-        limit = request.params.max_tokens
+        if params.n > 1:
+            text = self._vary(text, sample)
+        limit = params.max_tokens
         is_cut = limit is not None and len(text) > limit
+        tokens = tuple(range(len(text[:limit])))
+        asked = (params.logprobs, params.best_of, params.beam_width)
+        total = None if asked == (None, None, None) else sum(map(_logprob, tokens))
+        prompt = None
+        if params.prompt_logprobs is not None:
+            first = TokenLogprob(token_id=ids[0], logprob=None, rank=None)
+            prompt = (first, *(_scored(token, params.prompt_logprobs) for token in ids[1:]))
         return Completion(
             request_id=request.request_id,
+            sample=sample,
             text=text[:limit],
-            token_ids=tuple(range(len(text[:limit]))),
+            token_ids=tokens,
             finish_reason="length" if is_cut else "stop",
             stop_reason="max_tokens" if is_cut else "</s>",
             prompt_tokens=len(ids),
-            seed=request.params.seed or 0,
+            seed=params.seed or 0,
+            cumulative_logprob=total,
+            score=None if params.beam_width is None or total is None else total / len(tokens),
+            logprobs=None
+            if params.logprobs is None
+            else tuple(_scored(token, params.logprobs) for token in tokens),
+            prompt_logprobs=prompt,
         )
+
+
+def _logprob(token: int) -> float:
+    return -(1 + token % 7) / 8
+
+
+def _scored(token: int, num_top: int) -> TokenLogprob:
+    """A token of rank 2, the alternatives of which end with one that cannot be."""
+    top = [(token + 1, 0.0), (token, _logprob(token)), (token + 2, -math.inf)]
+    return TokenLogprob(token_id=token, logprob=_logprob(token), rank=2, top=tuple(top[:num_top]))

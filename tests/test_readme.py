@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import jaxpaged
 from jaxpaged.cli import main
-from jaxpaged.job import sections
+from jaxpaged.job import sampling_section, sections
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.request import ErrorCode
 from jaxpaged.storage import options
@@ -93,7 +93,8 @@ def test_the_job_file_shown_is_a_valid_one(tmp_path) -> None:
     [
         sections.InputSpec,
         sections.OutputSpec,
-        sections.SamplingSpec,
+        sampling_section.SamplingSpec,
+        sampling_section.SamplingColumns,
         sections.EngineSpec,
         sections.EvalSpec,
         options.StorageOptions,

@@ -1,4 +1,4 @@
-"""Writes tiny Llama models in Hugging Face layout, for tests of every layer.
+"""Writes tiny Llama and Mistral models in Hugging Face layout, for tests of every layer.
 
     folder = write_tiny_llama(tmp_path / "tiny")                 # random weights
     folder = write_scripted_llama(tmp_path / "s", {65: 66})      # token 65 is followed by 66
@@ -17,6 +17,7 @@ import numpy as np
 import safetensors.numpy
 
 TokenizerKind = Literal["bytes", "sentencepiece"]
+ModelType = Literal["llama", "mistral"]
 
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 FIRST_BYTE_ID = 3
@@ -56,6 +57,9 @@ def write_tiny_llama(
     add_bos: bool = True,
     chat_template: str | None = CHAT_TEMPLATE,
     rope: Mapping[str, Any] | None = None,
+    model_type: ModelType = "llama",
+    sliding_window: int | None = None,
+    layer_types: Sequence[str] | None = None,
     more_config: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
     """A new folder with a random Llama; returns it.
@@ -70,6 +74,9 @@ def write_tiny_llama(
             fallback.
         add_bos: The tokenizer puts `<s>` in front.
         rope: `rope_parameters` of config.json.
+        model_type: "mistral" has the same weights, and the window in all layers.
+        sliding_window: Of config.json.
+        layer_types: Of config.json: "full_attention" or "sliding_attention" for each layer.
         more_config: Further keys of config.json; they win.
     """
     width = head_dim or hidden // heads
@@ -86,8 +93,8 @@ def write_tiny_llama(
         seed=seed,
     )
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [f"{model_type.title()}ForCausalLM"],
+        "model_type": model_type,
         "vocab_size": vocab_size,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -105,7 +112,10 @@ def write_tiny_llama(
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
         "torch_dtype": dtype,
+        "sliding_window": sliding_window,
     }
+    if layer_types is not None:
+        config["layer_types"] = list(layer_types)
     folder.mkdir(parents=True)
     write_json(folder / "config.json", config | dict(more_config or {}))
     eos_ids = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id)

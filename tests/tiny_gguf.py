@@ -13,7 +13,7 @@ Metadata = dict[str, Any]
 
 
 def llama_metadata(folder: pathlib.Path) -> Metadata:
-    """The metadata that llama.cpp's converter writes for the model in a folder."""
+    """The metadata that llama.cpp's converter writes for the model in a folder; no window."""
     config = open_checkpoint(folder).config
     return {
         "general.architecture": "llama",

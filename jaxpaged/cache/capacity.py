@@ -1,17 +1,37 @@
 """The arithmetic of the KV cache: bytes, blocks and tokens. Pure Python.
 
-A token costs `2 * layers * key/value heads * head width * bytes per element`: one key and one
-value per layer and head.
+A token has one key and one value per layer and key/value head, each of them `head_dim` numbers and,
+in the formats of 8 and 4 bits, one float32 scale.
 """
 
 import dataclasses
 
+from jaxpaged.config import KVDType
+
+_NUMBER_BITS: dict[KVDType, int] = {
+    "float32": 32,
+    "bfloat16": 16,
+    "float16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 4,
+}
+_SCALED: tuple[KVDType, ...] = ("fp8", "int8", "int4")
+_SCALE_BYTES = 4
+# Numbers of 4 bits are stored eight to a word.
+_INT4_WORD_BYTES = 4
+
 
 def kv_bytes_per_token(
-    *, num_layers: int, num_kv_heads: int, head_dim: int, element_bytes: int
+    *, num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: KVDType
 ) -> int:
-    """Bytes of the keys and values of one token over all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * element_bytes
+    """Bytes of the keys and values of one token over all layers, their scales included."""
+    vector = -(-head_dim * _NUMBER_BITS[kv_dtype] // 8)
+    if kv_dtype == "int4":
+        vector = -(-vector // _INT4_WORD_BYTES) * _INT4_WORD_BYTES
+    if kv_dtype in _SCALED:
+        vector += _SCALE_BYTES
+    return 2 * num_layers * num_kv_heads * vector
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

@@ -1,7 +1,11 @@
 """The KV pool: preallocated keys and values of all blocks for all layers, written functionally.
 
 The order of the pool's axes is fixed here and nowhere else: layer, block, slot in the block, head,
-width. A token's keys of one layer are one contiguous row, and a block's are contiguous too.
+width. A token's keys of one layer are one contiguous row, and a block's are contiguous too. The
+scales of quantised rows lie in arrays of the same leading axes, so whatever moves blocks moves
+their scales as well.
+
+Every function that returns a pool changes it in place where its argument is donated.
 """
 
 from typing import NamedTuple
@@ -11,30 +15,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxpaged.shapes import AnyArray
+from pallas_kernels import KVDType, KVRows, kv_format
 
 
 class KVPool(NamedTuple):
     """Keys and values of every block; donated to the step and handed back by it."""
 
-    k: Shaped[Array, "L N S K D"]
-    """Keys, rotated; bfloat16 is stored as uint16 on the CPU."""
-    v: Shaped[Array, "L N S K D"]
+    k: KVRows
+    """Keys, rotated."""
+    v: KVRows
     """Values, in the form of the keys."""
 
 
-def allocate(shape: tuple[int, int, int, int, int], dtype: jnp.dtype, *, as_bits: bool) -> KVPool:
-    """A pool of zeros of the shape `(L, N, S, K, D)`.
+def allocate(shape: tuple[int, int, int, int, int], kv_dtype: KVDType, *, as_bits: bool) -> KVPool:
+    """A pool of zeros for the shape `(L, N, S, K, D)`.
 
     Attention never lets the content of an unwritten slot through, so blocks need no clearing when
     they change hands.
 
     Args:
         shape: Layers, blocks, slots per block, key/value heads, head width.
-        dtype: float32 or bfloat16.
-        as_bits: Store bfloat16 as uint16, which keeps XLA on CPU from converting the whole pool.
+        kv_dtype: How rows are stored.
+        as_bits: Store floats as their bits, as the CPU needs it; see `kv_format`.
+
+    Raises:
+        ValueError: The format cannot store rows of this width.
     """
-    stored = jnp.uint16 if as_bits and dtype == jnp.bfloat16 else dtype
-    return KVPool(jnp.zeros(shape, stored), jnp.zeros(shape, stored))
+    dtype, width, has_scales = kv_format.storage(kv_dtype, shape[-1], as_bits=as_bits)
+
+    def zeros() -> KVRows:
+        scales = jnp.zeros(shape[:-1], jnp.float32) if has_scales else None
+        return KVRows(jnp.zeros((*shape[:-1], width), dtype), scales)
+
+    return KVPool(zeros(), zeros())
 
 
 def write(
@@ -44,26 +57,49 @@ def write(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
 ) -> KVPool:
-    """The pool with the tokens' keys and values in their slots of one layer.
+    """The pool with the tokens' keys and values, encoded, in their slots of one layer.
 
     Slots at or above `N * S` are padding: their writes are dropped.
     """
-    return KVPool(
-        _write_rows(pool.k, layer, slot_mapping, k), _write_rows(pool.v, layer, slot_mapping, v)
-    )
+
+    def written(rows: KVRows, x: Float[Array, "T K D"]) -> KVRows:
+        encoded = KVRows(*kv_format.encode(x, rows))
+        return jax.tree.map(
+            lambda old, new: _set_slots(old, layer, slot_mapping, new), rows, encoded
+        )
+
+    return KVPool(written(pool.k, k), written(pool.v, v))
 
 
-def _write_rows(
-    rows: Shaped[Array, "L N S K D"],
+def copy_blocks(pool: KVPool, sources: Int[AnyArray, " R"], targets: Int[AnyArray, " R"]) -> KVPool:
+    """The pool with the content of blocks `sources` in blocks `targets` too, in all layers.
+
+    Targets at or above `N` are padding and dropped. All sources are read before any is written.
+    """
+    return write_blocks(pool, targets, read_blocks(pool, sources))
+
+
+def read_blocks(pool: KVPool, block_ids: Int[AnyArray, " R"]) -> KVPool:
+    """The blocks' stored rows of all layers, as a pool of `R` blocks; ids must be valid."""
+    return jax.tree.map(lambda x: x.at[:, block_ids].get(mode="promise_in_bounds"), pool)
+
+
+def write_blocks(pool: KVPool, block_ids: Int[AnyArray, " R"], blocks: KVPool) -> KVPool:
+    """The pool with the rows that `read_blocks` gave in blocks `block_ids`.
+
+    Ids at or above `N` are padding and dropped.
+    """
+    return jax.tree.map(lambda x, new: x.at[:, block_ids].set(new, mode="drop"), pool, blocks)
+
+
+def _set_slots(
+    array: Shaped[Array, "L N S K *X"],
     layer: Int[Array, ""],
     slot_mapping: Int[AnyArray, " T"],
-    values: Float[Array, "T K D"],
-) -> Shaped[Array, "L N S K D"]:
-    if rows.dtype == jnp.uint16:
-        values = jax.lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
+    rows: Shaped[Array, "T K *X"],
+) -> Shaped[Array, "L N S K *X"]:
     # Seen as one row per slot, so that the scatter moves whole rows; the reshapes are free.
-    num_layers, num_blocks, block_size = rows.shape[:3]
-    flat = rows.reshape(num_layers, num_blocks * block_size, -1)
-    values = values.reshape(values.shape[0], -1).astype(rows.dtype)
-    flat = flat.at[layer, slot_mapping].set(values, mode="drop")
-    return flat.reshape(rows.shape)
+    num_layers, num_blocks, block_size = array.shape[:3]
+    flat = array.reshape(num_layers, num_blocks * block_size, -1)
+    flat = flat.at[layer, slot_mapping].set(rows.reshape(rows.shape[0], -1), mode="drop")
+    return flat.reshape(array.shape)

@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.engine.sampling import MAX_BANNED
+from jaxpaged.engine import lane_params
+from jaxpaged.engine.logprobs import MAX_ALTERNATIVES
 from jaxpaged.engine.stopping import StopRule
 from jaxpaged.request import ErrorCode, Request, SamplingParams
 from jaxpaged.sequence import Sequence
@@ -19,12 +20,14 @@ class Admission:
         capacity: What the pool holds.
         vocab_size: Token ids are below it.
         seed: The job's seed.
+        max_num_seqs: Lanes: a beam search needs one per beam.
     """
 
     max_model_len: int
     capacity: PoolCapacity
     vocab_size: int
     seed: int
+    max_num_seqs: int
 
     def fault(self, request: Request, rule: StopRule) -> tuple[ErrorCode, str] | None:
         """Code and message of what makes the request impossible, or None."""
@@ -44,13 +47,29 @@ class Admission:
                 f"the prompt has {len(prompt)} tokens; with room for one more at most "
                 f"{self.max_model_len - 1} fit max_model_len {self.max_model_len}"
             )
-        if params.min_tokens and len(rule.token_ids) > MAX_BANNED:
+        unfit = lane_params.fault(
+            params,
+            stop_ids=rule.token_ids,
+            bad_word_ids=rule.bad_word_ids,
+            vocab_size=self.vocab_size,
+        )
+        if unfit is not None:
+            return "bad_row_params", unfit
+        if params.beam_width and params.beam_width + len(rule.token_ids) > MAX_ALTERNATIVES:
             return "bad_row_params", (
-                f"min_tokens with {len(rule.token_ids)} stop tokens; at most {MAX_BANNED} work"
+                f"{params.beam_width} beams with {len(rule.token_ids)} stop tokens; at most "
+                f"{MAX_ALTERNATIVES} together work"
+            )
+        if (params.beam_width or 1) > self.max_num_seqs:
+            return "bad_row_params", (
+                f"beam_width is {params.beam_width}, engine.max_num_seqs is {self.max_num_seqs}; "
+                "every beam needs a place in the batch"
             )
         # Without max_tokens the pool's size is a limit like others; a wish it cannot hold is not.
         wanted = min(params.max_tokens or 1, room)
         needed = blocks_for(len(prompt) + wanted - 1, self.capacity.block_size)
+        # Beams advance together: all of them have to fit, at worst without a block in common.
+        needed *= params.beam_width or 1
         if needed > self.capacity.num_blocks:
             return "kv_capacity", (
                 f"{len(prompt)} prompt tokens and up to {wanted} new ones need {needed} blocks of "
@@ -58,17 +77,26 @@ class Admission:
             )
         return None
 
-    def sequence(self, request: Request, rule: StopRule) -> Sequence:
-        """A waiting sequence for a request without fault."""
+    def sequences(self, request: Request, rule: StopRule) -> list[Sequence]:
+        """The waiting sequences of a request without fault: one per sample, or the first beam."""
+        params = request.params
+        num = 1 if params.beam_width else params.num_samples
+        return [self.sequence(request, rule, sample=sample) for sample in range(num)]
+
+    def sequence(self, request: Request, rule: StopRule, *, sample: int) -> Sequence:
+        """A waiting sequence for one sample, or one beam, of a request without fault."""
         max_tokens, reason = self._token_limit(request)
         params = request.params
         address = request.address if params.seed is None else None
         return Sequence(
             request=request,
+            sample=sample,
             max_tokens=max_tokens,
             limit_reason=reason,
             stop_ids=tuple(rule.token_ids),
-            key=random_key(self.row_seed(params), address),
+            bad_word_ids=rule.bad_word_ids,
+            key=random_key(self.row_seed(params), address, sample),
+            is_held=params.beam_width is not None,
         )
 
     def row_seed(self, params: SamplingParams) -> int:
@@ -81,9 +109,12 @@ class Admission:
         The last token needs no slot in the pool: nothing attends to it.
         """
         num_prompt = len(request.prompt_ids)
+        num_beams = request.params.beam_width or 1
+        size = self.capacity.block_size
+        held = self.capacity.num_blocks // num_beams * size
         limits = [
             (self.max_model_len - num_prompt, "max_model_len"),
-            (self.capacity.num_tokens + 1 - num_prompt, "kv_capacity"),
+            (held + 1 - num_prompt, "kv_capacity"),
         ]
         if request.params.max_tokens is not None:
             limits.insert(0, (request.params.max_tokens, "max_tokens"))

@@ -1,7 +1,11 @@
-"""A step plan as padded arrays: the only place where sequences become arrays.
+"""A step plan as padded arrays: which tokens of which lanes are computed and sampled behind.
 
-token axis T   | decode tokens, one per lane | prefill segments, one after the other | padding |
-lanes      B   | decodes                     | prefills | padding |
+token axis T   | decode queries | prefill segments, one after the other | padding |
+samplers   B   | in the order of the plan | padding |
+
+A prompt's token is computed by the prefill path and a sampled one by the decode path, whether for
+the first time or again: the two round differently, and a token's keys and values must not depend
+on when they were computed.
 """
 
 import dataclasses
@@ -11,12 +15,14 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.engine.sampling import MAX_BANNED, SamplingBatch
-from jaxpaged.model.attention import AttentionBatch
-from jaxpaged.scheduler.plan import Chunk, StepPlan
+from jaxpaged.scheduler.plan import Chunk, Sampler, StepPlan
 from jaxpaged.shapes import AnyArray
 from pallas_kernels import PrefillTiles
-from pallas_kernels.xla import DECODE_LANES, TILE_QUERIES
+from pallas_kernels.xla import DECODE_QUERIES, TILE_QUERIES
+
+ROW_TILE = 64
+"""Rows of the smallest matrix product of a deterministic engine: XLA's products on CPU were
+measured to give a row the same bits in every product of so many rows or more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +31,35 @@ class Bucket:
 
     Attributes:
         num_tokens: Length of the token axis.
-        num_lanes: Lanes; at most `num_tokens`.
         num_tiles: Prefill tiles; 0 in a step that only decodes.
     """
 
     num_tokens: int
-    num_lanes: int
     num_tiles: int
 
 
 class StepBatch(NamedTuple):
-    """All arrays of one step."""
+    """What the forward pass of one step is told."""
 
-    token_ids: Int[AnyArray, " T"]
-    """Tokens to compute; 0 for padding."""
+    token_lanes: Int[AnyArray, " T"]
+    """Lane of each token; out of range for padding."""
     positions: Int[AnyArray, " T"]
     """Position of each token in its sequence."""
+    num_decodes: Int[AnyArray, ""]
+    """Decode queries; they are the first tokens."""
+    tiles: PrefillTiles | None
+    """The prefill segments; None in a step without any."""
     sampled_tokens: Int[AnyArray, " B"]
-    """Index on the token axis of each lane's last token."""
-    attention: AttentionBatch
-    """What attention needs."""
-    sampling: SamplingBatch
-    """Sampling parameters per lane."""
+    """Index on the token axis of each sampler's token; 0 for padding."""
+
+
+class SampleBatch(NamedTuple):
+    """Who samples behind the first of the step's sampled tokens."""
+
+    lanes: Int[AnyArray, " B"]
+    """Lane that samples; out of range for padding."""
+    num_tokens: Int[AnyArray, " B"]
+    """Tokens of the lane's sequence so far: the place of the new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,38 +67,48 @@ class BatchShapes:
     """The sizes all batches of one engine share.
 
     Attributes:
-        lane_buckets: Lane counts of decode steps, rising; the last one serves mixed steps too.
-        token_buckets: Token counts of mixed steps, rising.
+        num_lanes: Lanes of the lane state.
+        decode_buckets: Token counts of steps that only decode, rising.
+        token_buckets: Token counts of steps that prefill, rising.
+        sample_buckets: Sampler counts, rising.
         table_width: Blocks of a padded block table.
         block_size: Tokens per block.
         num_slots: Slots of the pool; also the slot that padding is "written" to.
-        vocab_size: Marks an unused banned id.
     """
 
-    lane_buckets: tuple[int, ...]
+    num_lanes: int
+    decode_buckets: tuple[int, ...]
     token_buckets: tuple[int, ...]
+    sample_buckets: tuple[int, ...]
     table_width: int
     block_size: int
     num_slots: int
-    vocab_size: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest bucket."""
+        return max(self.decode_buckets[-1], self.token_buckets[-1])
 
     def buckets(self) -> list[Bucket]:
-        """Every bucket a step can take: the most executables the engine will ever hold."""
-        decode = [Bucket(num_tokens=n, num_lanes=n, num_tiles=0) for n in self.lane_buckets]
+        """Every bucket a step can take."""
+        decode = [Bucket(num_tokens=n, num_tiles=0) for n in self.decode_buckets]
         return decode + [self._mixed(n) for n in self.token_buckets]
 
-    def bucket(self, plan: StepPlan) -> Bucket:
-        """The smallest bucket that holds the plan."""
-        if not plan.prefills:
-            lanes = next(n for n in self.lane_buckets if n >= len(plan.decodes))
-            return Bucket(num_tokens=lanes, num_lanes=lanes, num_tiles=0)
-        return self._mixed(next(n for n in self.token_buckets if n >= plan.num_tokens))
+    def bucket(self, layout: "Layout") -> Bucket:
+        """The smallest bucket that holds the step."""
+        if not layout.segments and layout.num_tokens <= self.decode_buckets[-1]:
+            size = next(n for n in self.decode_buckets if n >= layout.num_tokens)
+            return Bucket(num_tokens=size, num_tiles=0)
+        return self._mixed(next(n for n in self.token_buckets if n >= layout.num_tokens))
+
+    def sample_bucket(self, num_samplers: int) -> int:
+        """The smallest bucket that holds so many samplers."""
+        return next(n for n in self.sample_buckets if n >= num_samplers)
 
     def _mixed(self, num_tokens: int) -> Bucket:
-        # Each segment may leave one tile partly filled, and a segment has two tokens or more.
-        lanes = self.lane_buckets[-1]
-        tiles = num_tokens // TILE_QUERIES + min(lanes, num_tokens // 2)
-        return Bucket(num_tokens=num_tokens, num_lanes=lanes, num_tiles=tiles)
+        # Each segment may leave one tile partly filled; there is at most one per lane.
+        tiles = num_tokens // TILE_QUERIES + min(self.num_lanes, num_tokens)
+        return Bucket(num_tokens=num_tokens, num_tiles=tiles)
 
 
 def batch_shapes(
@@ -94,106 +117,133 @@ def batch_shapes(
     token_budget: int,
     max_model_len: int,
     capacity: PoolCapacity,
-    vocab_size: int,
+    is_deterministic: bool,
 ) -> BatchShapes:
-    """Few buckets, a factor of two to four apart, the largest ones the limits themselves."""
-    most_lanes = _round_up(max_num_seqs, DECODE_LANES)
-    most_tokens = max(_round_up(token_budget, TILE_QUERIES), most_lanes)
-    block_size = capacity.block_size
-    return BatchShapes(
-        lane_buckets=_ladder(DECODE_LANES, most_lanes, factor=4),
-        token_buckets=_ladder(max(most_lanes, 2 * TILE_QUERIES), most_tokens, factor=2),
-        table_width=blocks_for(max_model_len, block_size),
-        block_size=block_size,
-        num_slots=capacity.num_tokens,
-        vocab_size=vocab_size,
-    )
+    """Few buckets, a factor of two to four apart, the largest ones the limits themselves.
 
-
-def build(plan: StepPlan, bucket: Bucket, shapes: BatchShapes) -> StepBatch:
-    """The plan's arrays, padded to the bucket.
-
-    Lanes keep the plan's order of chunks, but decodes are sorted by falling context length, so
-    that the lanes of an attention tile need about the same work: `lane_order` gives the order.
+    A deterministic engine has none below `ROW_TILE` rows.
     """
-    chunks = lane_order(plan)
-    num_decodes = len(plan.decodes)
-    token_ids = np.zeros(bucket.num_tokens, np.int32)
-    positions = np.zeros(bucket.num_tokens, np.int32)
-    slots = np.full(bucket.num_tokens, shapes.num_slots, np.int32)
-    tables = np.zeros((bucket.num_lanes, shapes.table_width), np.int32)
-    ends = np.zeros(bucket.num_lanes, np.int32)
-    context_lens = np.zeros(bucket.num_lanes, np.int32)
-    at = 0
-    for lane, chunk in enumerate(chunks):
-        table, stop = chunk.sequence.block_table, chunk.start + chunk.length
-        tables[lane, : len(table)] = table
-        span = slice(at, at + chunk.length)
-        token_ids[span] = chunk.sequence.token_ids[chunk.start : stop]
-        positions[span] = where = np.arange(chunk.start, stop)
-        slots[span] = (
-            tables[lane, where // shapes.block_size] * shapes.block_size + where % shapes.block_size
-        )
-        at += chunk.length
-        ends[lane] = at - 1
-        context_lens[lane] = stop
-    attention = AttentionBatch(
-        slot_mapping=slots,
-        block_tables=tables,
-        context_lens=context_lens,
-        num_decodes=np.asarray(num_decodes, np.int32),
-        tiles=_prefill_tiles(chunks, num_decodes, bucket),
+    least = ROW_TILE if is_deterministic else DECODE_QUERIES
+    most_lanes = _round_up(max_num_seqs, least)
+    most_tokens = max(_round_up(token_budget, TILE_QUERIES), most_lanes)
+    lanes = _ladder(least, most_lanes, factor=4)
+    return BatchShapes(
+        num_lanes=max_num_seqs,
+        decode_buckets=lanes,
+        token_buckets=_ladder(max(most_lanes, 2 * TILE_QUERIES), most_tokens, factor=2),
+        sample_buckets=lanes,
+        table_width=blocks_for(max_model_len, capacity.block_size),
+        block_size=capacity.block_size,
+        num_slots=capacity.num_tokens,
     )
-    sampling = _sampling(chunks, bucket.num_lanes, shapes.vocab_size)
-    return StepBatch(token_ids, positions, ends, attention, sampling)
 
 
-def lane_order(plan: StepPlan) -> list[Chunk]:
-    """The plan's chunks in the order of their lanes."""
-    return [*sorted(plan.decodes, key=lambda c: -c.start), *plan.prefills]
+class Segment(NamedTuple):
+    """Consecutive tokens of one chunk on the token axis that go the prefill path."""
+
+    chunk: Chunk
+    length: int
 
 
-def _prefill_tiles(chunks: list[Chunk], num_decodes: int, bucket: Bucket) -> PrefillTiles | None:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a plan's tokens lie on the token axis.
+
+    Attributes:
+        decode_lanes: Lane of each decode query, by falling context.
+        decode_positions: Position of each decode query.
+        segments: The prefill segments, in order, behind the decode queries.
+        samplers: Each sampler with the index of its token on the axis and its token count.
+    """
+
+    decode_lanes: np.ndarray
+    decode_positions: np.ndarray
+    segments: tuple[Segment, ...]
+    samplers: tuple[tuple[Sampler, int, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self.decode_lanes) + sum(segment.length for segment in self.segments)
+
+
+def lay_out(plan: StepPlan) -> Layout:
+    """The plan's tokens in order: decode queries by falling context, then prefill segments."""
+    lanes: list[int] = []
+    positions: list[int] = []
+    owners: list[Chunk] = []
+    segments: list[Segment] = []
+    for chunk in plan.chunks:
+        num_prefill = min(chunk.length, max(0, chunk.sequence.num_prompt - chunk.start))
+        if num_prefill:
+            segments.append(Segment(chunk, num_prefill))
+        for position in range(chunk.start + num_prefill, chunk.start + chunk.length):
+            lanes.append(chunk.lane)
+            positions.append(position)
+            owners.append(chunk)
+    where = np.asarray(positions, np.int32)
+    # Queries of one attention tile then need about the same work.
+    order = np.argsort(-where, kind="stable")
+    samplers: list[tuple[Sampler, int, int]] = []
+    for index, place in enumerate(order):
+        chunk = owners[place]
+        if chunk.samplers and where[place] == chunk.start + chunk.length - 1:
+            samplers += [(s, index, chunk.start + chunk.length) for s in chunk.samplers]
+    at = len(order)
+    for chunk, length in segments:
+        at += length
+        if chunk.samplers and length == chunk.length:
+            samplers += [(s, at - 1, chunk.start + length) for s in chunk.samplers]
+    return Layout(
+        decode_lanes=np.asarray(lanes, np.int32)[order],
+        decode_positions=where[order],
+        segments=tuple(segments),
+        samplers=tuple(samplers),
+    )
+
+
+def build(layout: Layout, bucket: Bucket, shapes: BatchShapes) -> StepBatch:
+    """The arrays of the forward pass, padded to the bucket."""
+    token_lanes = np.full(bucket.num_tokens, shapes.num_lanes, np.int32)
+    positions = np.zeros(bucket.num_tokens, np.int32)
+    at = len(layout.decode_lanes)
+    token_lanes[:at] = layout.decode_lanes
+    positions[:at] = layout.decode_positions
+    for chunk, length in layout.segments:
+        token_lanes[at : at + length] = chunk.lane
+        positions[at : at + length] = np.arange(chunk.start, chunk.start + length)
+        at += length
+    sampled = np.zeros(shapes.sample_buckets[-1], np.int32)
+    sampled[: len(layout.samplers)] = [token for _, token, _ in layout.samplers]
+    num_decodes = np.asarray(len(layout.decode_lanes), np.int32)
+    tiles = _prefill_tiles(layout, bucket)
+    return StepBatch(token_lanes, positions, num_decodes, tiles, sampled)
+
+
+def build_samples(layout: Layout, shapes: BatchShapes) -> SampleBatch:
+    """The arrays of the sampler, padded to its bucket."""
+    size = shapes.sample_bucket(len(layout.samplers))
+    lanes = np.full(size, shapes.num_lanes, np.int32)
+    counts = np.zeros(size, np.int32)
+    lanes[: len(layout.samplers)] = [sampler.lane for sampler, _, _ in layout.samplers]
+    counts[: len(layout.samplers)] = [count for _, _, count in layout.samplers]
+    return SampleBatch(lanes, counts)
+
+
+def _prefill_tiles(layout: Layout, bucket: Bucket) -> PrefillTiles | None:
     if not bucket.num_tiles:
         return None
     lanes, starts, lens, positions = (np.zeros(bucket.num_tiles, np.int32) for _ in range(4))
-    at, tile = num_decodes, 0
-    for lane in range(num_decodes, len(chunks)):
-        chunk = chunks[lane]
-        for offset in range(0, chunk.length, TILE_QUERIES):
-            lanes[tile] = lane
+    at, tile = len(layout.decode_lanes), 0
+    for chunk, length in layout.segments:
+        for offset in range(0, length, TILE_QUERIES):
+            lanes[tile] = chunk.lane
             starts[tile] = at + offset
-            lens[tile] = min(TILE_QUERIES, chunk.length - offset)
+            lens[tile] = min(TILE_QUERIES, length - offset)
             positions[tile] = chunk.start + offset
             tile += 1
-        at += chunk.length
+        at += length
     return PrefillTiles(lanes, starts, lens, positions, np.asarray(tile, np.int32))
-
-
-def _sampling(chunks: list[Chunk], num_lanes: int, vocab_size: int) -> SamplingBatch:
-    batch = SamplingBatch(
-        temperature=np.zeros(num_lanes, np.float32),
-        top_k=np.zeros(num_lanes, np.int32),
-        top_p=np.ones(num_lanes, np.float32),
-        min_p=np.zeros(num_lanes, np.float32),
-        keys=np.zeros((num_lanes, 2), np.uint32),
-        draws=np.zeros(num_lanes, np.int32),
-        banned_ids=np.full((num_lanes, MAX_BANNED), vocab_size, np.int32),
-    )
-    for lane, chunk in enumerate(chunks):
-        sequence = chunk.sequence
-        if not chunk.samples:
-            continue
-        params = sequence.request.params
-        batch.temperature[lane] = params.temperature
-        batch.top_k[lane] = max(0, params.top_k)
-        batch.top_p[lane] = params.top_p
-        batch.min_p[lane] = params.min_p
-        batch.keys[lane] = sequence.key
-        batch.draws[lane] = sequence.num_sampled
-        if sequence.num_sampled < params.min_tokens:
-            batch.banned_ids[lane, : len(sequence.stop_ids)] = sequence.stop_ids
-    return batch
 
 
 def _ladder(least: int, most: int, *, factor: int) -> tuple[int, ...]:

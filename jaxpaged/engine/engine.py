@@ -3,22 +3,24 @@
 Knows nothing of rows, files or reports.
 """
 
+import collections
 import collections.abc
 import dataclasses
 import pathlib
-import time
 
 import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import limits, memory, stopping
+from jaxpaged.engine import compile_cache, lanes, limits, memory, stopping
 from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import batch_shapes
-from jaxpaged.engine.generation import Generation
-from jaxpaged.engine.model_runner import ModelRunner, allocate_pool
+from jaxpaged.engine.beam_group import BeamGroup
+from jaxpaged.engine.model_runner import Flight, ModelRunner, StepResult, allocate_pool
+from jaxpaged.engine.sample_group import SampleGroup
 from jaxpaged.engine.stats import EngineStats
+from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
 from jaxpaged.model import weights
 from jaxpaged.model.checkpoint import open_checkpoint
@@ -27,6 +29,7 @@ from jaxpaged.model.source import locate
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request, SamplingParams
 from jaxpaged.scheduler import Scheduler, StepPlan, Usage
+from jaxpaged.sequence import SequenceStatus
 
 
 class Engine:
@@ -52,34 +55,56 @@ class Engine:
         self.config = config
         self.tokenizer = tokenizer
         self.max_model_len = limits.max_model_len(config, model.config)
-        self.capacity = limits.capacity(config, model, self.max_model_len)
+        kv_dtype = limits.kv_dtype(config, model)
+        self.capacity = limits.capacity(config, model, self.max_model_len, kv_dtype=kv_dtype)
+        is_deterministic = limits.is_deterministic(config)
         num_blocks, block_size = self.capacity.num_blocks, self.capacity.block_size
         self._admission = Admission(
             max_model_len=self.max_model_len,
             capacity=self.capacity,
             vocab_size=model.config.vocab_size,
             seed=config.seed,
+            max_num_seqs=config.max_num_seqs,
         )
         token_budget = limits.token_budget(config)
+        self._swaps = limits.swap_space(config, self.capacity)
+        self._blocks = BlockManager(
+            num_blocks,
+            block_size,
+            watermark=config.watermark,
+            prefix_cache=config.prefix_cache,
+            window=model.config.max_window,
+        )
         self._scheduler = Scheduler(
-            BlockManager(num_blocks, block_size, watermark=config.watermark),
+            self._blocks,
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
+            swaps=self._swaps,
         )
         shapes = batch_shapes(
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
             max_model_len=self.max_model_len,
             capacity=self.capacity,
+            is_deterministic=is_deterministic,
+        )
+        state = lanes.allocate(
+            shapes.num_lanes,
+            max_model_len=self.max_model_len,
+            table_width=shapes.table_width,
             vocab_size=model.config.vocab_size,
         )
-        self._runner = ModelRunner(model, allocate_pool(model, num_blocks, block_size), shapes)
-        self._generations: dict[int, Generation] = {}
+        pool = allocate_pool(model, num_blocks, block_size, kv_dtype=kv_dtype)
+        self._runner = ModelRunner(model, pool, shapes, state)
+        self._groups: dict[int, SampleGroup | BeamGroup] = {}
         self._rejected: list[Completion] = []
-        self._step_ended: float | None = None
+        self._flight: Flight | None = None
+        self._clock = StepClock()
         self.stats = EngineStats(
             device=jax.devices()[0].device_kind,
             dtype=str(model.embed_tokens[...].dtype),
+            kv_dtype=kv_dtype,
+            is_deterministic=is_deterministic,
             implementation="xla",
             num_blocks=num_blocks,
             block_size=block_size,
@@ -95,6 +120,8 @@ class Engine:
             CapacityError: Weights or pool cannot fit into memory.
         """
         config = config or EngineConfig()
+        if config.compilation_cache:
+            compile_cache.enable()
         checkpoint = open_checkpoint(locate(str(model)))
         is_cpu = limits.backend() == "cpu"
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
@@ -109,8 +136,9 @@ class Engine:
         """One line: device, dtype, and what the pool holds."""
         capacity, length = self.capacity, self.max_model_len
         return (
-            f"{self.stats.device}, {self.stats.dtype}: KV pool of {capacity.num_blocks:,} blocks "
-            f"x {capacity.block_size} = {capacity.num_tokens:,} tokens, "
+            f"{self.stats.device}, {self.stats.dtype}: KV pool in {self.stats.kv_dtype}, "
+            f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
+            f"{capacity.num_tokens:,} tokens, "
             f"{capacity.num_bytes / 2**30:.2f} GiB ({capacity.bytes_per_token:,} bytes a token); "
             f"{capacity.concurrent(length):,} requests of {length:,} tokens fit at once"
         )
@@ -124,7 +152,7 @@ class Engine:
         Raises:
             ValueError: A request with the same id is unfinished.
         """
-        if request.request_id in self._generations:
+        if request.request_id in self._groups:
             raise ValueError(f"request {request.request_id} is unfinished, its id cannot be reused")
         rule = stopping.stop_rule(request.params, self.tokenizer)
         seed = self._admission.row_seed(request.params)
@@ -141,39 +169,44 @@ class Engine:
                 )
             )
             return
-        sequence = self._admission.sequence(request, rule)
-        generation = Generation(sequence, rule, self.tokenizer, seed=seed)
-        self._generations[request.request_id] = generation
-        self._scheduler.add(sequence)
+        kind = SampleGroup if request.params.beam_width is None else BeamGroup
+        self._groups[request.request_id] = kind(
+            self._admission.sequences(request, rule),
+            rule,
+            self.tokenizer,
+            scheduler=self._scheduler,
+            seed=seed,
+        )
 
     def has_work(self) -> bool:
         """Whether `step` has something to do or to hand out."""
-        return bool(self._generations or self._rejected)
+        return bool(self._groups or self._rejected)
 
     def num_unfinished(self) -> int:
         """Requests queued or running, and rejected ones not handed out yet."""
-        return len(self._generations) + len(self._rejected)
+        return len(self._groups) + len(self._rejected)
 
     def step(self) -> list[Completion]:
-        """Runs one step of the model; returns the completions that ended with it."""
+        """Starts the next step and takes the result of the one before.
+
+        Returns the completions that ended with it. The device works on the new step meanwhile.
+        """
         completions, self._rejected = self._rejected, []
         plan = self._scheduler.schedule()
-        if plan.is_empty:
-            assert not self._generations, f"{len(self._generations)} requests can never run"
-            return completions
+        before, self._flight = self._flight, None
         self._observe(plan)
-        result = self._runner.execute(plan)
-        self._count(plan, result.seconds, result.num_padding)
-        self._scheduler.advance(plan)
-        for chunk, token in result.tokens:
-            generation = self._generations[chunk.sequence.request.request_id]
-            completion = generation.take(token)
-            if completion is not None:
-                self._drop(generation)
-                completions.append(completion)
-        if not self._generations:
-            # What follows is the caller's time, and the live counters must not go stale.
-            self._step_ended = None
+        self._runner.prepare(plan)
+        if not plan.is_empty:
+            self._flight = self._runner.dispatch(plan)
+            self._clock.dispatched()
+        elif before is None:
+            assert not self._groups, f"{len(self._groups)} requests can never run"
+        if before is not None:
+            result = before.result()
+            self._count(before)
+            completions += self._take(result)
+        if not self.has_work():
+            self._clock.rest()
             self._observe_usage()
         return completions
 
@@ -182,7 +215,7 @@ class Engine:
         prompts: collections.abc.Iterable[str | collections.abc.Sequence[int]],
         params: SamplingParams | None = None,
     ) -> list[Completion]:
-        """Completions of all prompts, in their order.
+        """Completions of all prompts, in their order, `n` for each.
 
         Args:
             prompts: Texts, or token ids that are taken as they are.
@@ -208,10 +241,11 @@ class Engine:
                 )
             )
             count += 1
-        done: dict[int, Completion] = {}
+        done: dict[int, list[Completion]] = collections.defaultdict(list)
         while self.has_work():
-            done |= {completion.request_id: completion for completion in self.step()}
-        return [done[index] for index in range(count)]
+            for completion in self.step():
+                done[completion.request_id].append(completion)
+        return [completion for index in range(count) for completion in done[index]]
 
     def warm_up(self) -> None:
         """Compiles all steps this engine can ever need, instead of each when first met."""
@@ -222,10 +256,12 @@ class Engine:
         """Drops everything queued or running; returns the request ids."""
         ids = [completion.request_id for completion in self._rejected]
         self._rejected = []
-        for request_id, generation in list(self._generations.items()):
+        for request_id, group in self._groups.items():
             ids.append(request_id)
-            self._drop(generation)
-        self._step_ended = None
+            group.drop()
+        self._groups.clear()
+        self._flight = None
+        self._clock.rest()
         self._observe_usage()
         return ids
 
@@ -233,42 +269,67 @@ class Engine:
         """Proves that free and held blocks are the whole pool; raises AssertionError if not."""
         self._scheduler.check_integrity()
 
-    def _drop(self, generation: Generation) -> None:
-        self._scheduler.finish(generation.sequence)
-        del self._generations[generation.sequence.request.request_id]
+    def _take(self, result: StepResult) -> list[Completion]:
+        """Hands a step's tokens to those who sampled them; the completions that this ended."""
+        completions: list[Completion] = []
+        for scored in result.scores:
+            group = self._groups.get(scored.sequence.request.request_id)
+            if group is not None and scored.sequence.status is not SequenceStatus.FINISHED:
+                group.prompt_scores.take(scored.start, scored.sampled)
+        tokens = result.sampled.tokens.tolist()
+        for row, (sequence, _) in enumerate(result.samplers):
+            # What ended with the step before is over, though one more token was on its way.
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            request_id = sequence.request.request_id
+            ended = self._groups[request_id].take(sequence, tokens[row], result.sampled, row)
+            if ended is not None:
+                del self._groups[request_id]
+                completions += ended
+        return completions
 
     def _observe_usage(self) -> Usage:
-        """Takes the scheduler's figures of this moment over."""
-        stats, usage = self.stats, self._scheduler.usage()
+        """Takes the figures of this moment over."""
+        stats, usage, blocks = self.stats, self._scheduler.usage(), self._blocks
         stats.running, stats.waiting = usage.running, usage.waiting
-        stats.preemptions = usage.preemptions
+        stats.recomputes, stats.swaps = usage.recomputes, usage.swaps
         stats.used_blocks = usage.used_blocks
         stats.peak_used_blocks = max(stats.peak_used_blocks, usage.used_blocks)
+        stats.evictions = blocks.num_evictions
+        stats.copied_blocks = blocks.num_copies
         return usage
 
     def _observe(self, plan: StepPlan) -> None:
         """Counts what the plan holds, before the step."""
         stats, usage = self.stats, self._observe_usage()
-        stats.live_slot_steps += usage.computed_tokens + plan.num_tokens
+        stats.live_slot_steps += usage.computed_tokens
         stats.reserved_slot_steps += usage.used_blocks * stats.block_size
+        # Once for each prompt: when it is computed up to its end with nothing sampled yet.
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            ends_prompt = chunk.start < sequence.num_prompt <= chunk.start + chunk.length
+            if ends_prompt and not sequence.num_output:
+                stats.prompt_tokens += sequence.num_prompt
+                stats.cached_tokens += sequence.num_cached
 
-    def _count(self, plan: StepPlan, seconds: float, num_padding: int) -> None:
-        stats, now = self.stats, time.perf_counter()
-        num_sampled = sum(chunk.samples for chunk in plan.chunks)
+    def _count(self, flight: Flight) -> None:
+        stats, plan = self.stats, flight.plan
+        compiled = self._runner.compile_seconds - stats.compile_seconds
+        seconds, waited = self._clock.collected(compiled)
         stats.steps += 1
-        stats.sampled_tokens += num_sampled
-        stats.padding_tokens += num_padding
-        if plan.prefills:
+        stats.starved_steps += flight.is_starved
+        stats.sampled_tokens += len(flight.samplers)
+        stats.padding_tokens += flight.num_padding
+        if any(chunk.length > 1 or chunk.start == 0 for chunk in plan.chunks):
             stats.prefill_tokens += plan.num_tokens
             stats.prefill_seconds += seconds
         else:
             stats.decode_tokens += plan.num_tokens
             stats.decode_seconds += seconds
-        compiled = self._runner.compile_seconds - stats.compile_seconds
-        if self._step_ended is not None:
-            stats.host_seconds += now - self._step_ended - seconds - compiled
-        self._step_ended = now
+        stats.host_seconds += max(0.0, seconds - waited)
         self._count_executables()
+        if stats.prefill_tokens:
+            self._swaps.token_seconds = stats.prefill_seconds / stats.prefill_tokens
 
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds

@@ -1,5 +1,9 @@
-"""One sequence with its text: takes sampled tokens and says when the completion is over."""
+"""One sequence with its text: takes sampled tokens and says when the completion is over.
 
+Knows nothing of the other samples of its request.
+"""
+
+import math
 from typing import Literal
 
 from jaxpaged.engine import stopping
@@ -7,7 +11,7 @@ from jaxpaged.engine.detokenizer import Detokenizer
 from jaxpaged.engine.sampling import INVALID_TOKEN
 from jaxpaged.engine.stopping import StopRule
 from jaxpaged.model.tokenizer import Tokenizer
-from jaxpaged.request import Completion
+from jaxpaged.request import Completion, SamplingParams, TokenLogprob
 from jaxpaged.sequence import Sequence
 
 
@@ -21,28 +25,35 @@ class Generation:
         self._rule = rule
         self._seed = seed
         self._detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids)
+        self._logprobs: list[TokenLogprob] = []
 
-    def take(self, token: int) -> Completion | None:
+    def take(self, token: int, logprob: TokenLogprob | None = None) -> Completion | None:
         """Appends a sampled token; the completion if that ended it.
+
+        Args:
+            token: The token.
+            logprob: How likely it was; None if nobody asked.
 
         Checked in this order: stop token, stop string, limit; so a stop string completed by the
         last allowed token counts as "stop". One completed by the incomplete character at the end
         comes before either. In the first `min_tokens` tokens stop strings are not looked for.
         """
         if token == INVALID_TOKEN:
-            return self._invalid()
+            return invalid(self.sequence, self._seed)
         sequence = self.sequence
         sequence.token_ids.append(token)
+        if logprob is not None:
+            self._logprobs.append(logprob)
         if token in self._rule.token_ids:
             return self._end("stop", self._rule.token_ids[token], self._included(token))
         completion = self._stopped_by_string(self._detokenizer.append(token))
-        if completion is None and sequence.num_sampled >= sequence.max_tokens:
+        if completion is None and sequence.num_output >= sequence.max_tokens:
             return self._end("length", sequence.limit_reason)
         return completion
 
     def _stopped_by_string(self, new: str) -> Completion | None:
         """The completion if `new`, the last of the text, completed a stop string."""
-        if not new or self.sequence.num_sampled <= self.sequence.request.params.min_tokens:
+        if not new or self.sequence.num_output <= self.sequence.request.params.min_tokens:
             return None
         match = stopping.find_stop(self._detokenizer.text, len(new), self._rule)
         if match is None:
@@ -73,24 +84,37 @@ class Generation:
         is_partial: bool = False,
     ) -> Completion:
         sequence = self.sequence
+        params = sequence.request.params
+        # Not `sum`, which rounds by compensation from Python 3.12 on and without it before.
+        total = math.fsum(entry.logprob or 0.0 for entry in self._logprobs)
         return Completion(
             request_id=sequence.request.request_id,
+            sample=sequence.sample,
             text=text,
             token_ids=tuple(sequence.output_ids),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             prompt_tokens=sequence.num_prompt,
+            cached_tokens=sequence.num_cached,
             seed=self._seed,
+            cumulative_logprob=total if wants_logprobs(params) else None,
+            logprobs=tuple(self._logprobs) if params.logprobs is not None else None,
             ends_in_partial_character=is_partial,
         )
 
-    def _invalid(self) -> Completion:
-        sequence = self.sequence
-        return Completion(
-            request_id=sequence.request.request_id,
-            finish_reason="error",
-            prompt_tokens=sequence.num_prompt,
-            seed=self._seed,
-            error_code="nonfinite_logits",
-            error_message=f"the logits behind token {sequence.num_tokens} are not finite",
-        )
+
+def wants_logprobs(params: SamplingParams) -> bool:
+    """Whether the log-probabilities of sampled tokens are needed."""
+    return params.logprobs is not None or params.best_of is not None or bool(params.beam_width)
+
+
+def invalid(sequence: Sequence, seed: int) -> Completion:
+    """The completion of a request for which the model gave no numbers."""
+    return Completion(
+        request_id=sequence.request.request_id,
+        finish_reason="error",
+        prompt_tokens=sequence.num_prompt,
+        seed=seed,
+        error_code="nonfinite_logits",
+        error_message=f"the logits behind token {len(sequence.token_ids)} are not finite",
+    )

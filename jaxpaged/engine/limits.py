@@ -1,13 +1,16 @@
 """What the settings come to for one model on one device: backend, lengths, budget, pool."""
 
 import jax
+import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
 from jaxpaged.engine import memory
 from jaxpaged.errors import ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
+from jaxpaged.scheduler.preemption import SwapSpace
+from pallas_kernels.kv_format import NIBBLES
 
 DEFAULT_TOKEN_BUDGET = 512
 
@@ -65,7 +68,43 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return length
 
 
-def capacity(config: EngineConfig, model: Llama, max_model_len: int) -> PoolCapacity:
+def is_deterministic(config: EngineConfig) -> bool:
+    """Whether a row's bytes must not depend on what else is in its batches."""
+    if config.deterministic is None:
+        return backend() == "cpu"
+    return config.deterministic
+
+
+def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
+    """How keys and values are stored: as asked for, or as the weights are.
+
+    Raises:
+        ConfigError: int4 packs eight numbers into a word, and the model's heads do not divide so.
+    """
+    if config.kv_dtype == "int4" and model.config.head_dim % NIBBLES:
+        raise ConfigError(
+            f"engine.kv_dtype is int4, heads are {model.config.head_dim} wide here; expected "
+            f"a multiple of {NIBBLES}; use int8"
+        )
+    if config.kv_dtype is not None:
+        return config.kv_dtype
+    return "float32" if model.embed_tokens[...].dtype == jnp.float32 else "bfloat16"
+
+
+def swap_space(config: EngineConfig, pool: PoolCapacity) -> SwapSpace:
+    """The host memory for preempted sequences; without room where nothing is to be swapped."""
+    block_bytes = pool.bytes_per_token * pool.block_size
+    is_used = config.preemption != "recompute"
+    return SwapSpace(
+        max_blocks=int(config.swap_space * 2**30) // block_bytes if is_used else 0,
+        block_bytes=block_bytes,
+        preemption=config.preemption,
+    )
+
+
+def capacity(
+    config: EngineConfig, model: Llama, max_model_len: int, *, kv_dtype: KVDType
+) -> PoolCapacity:
     """The pool for a loaded model.
 
     Raises:
@@ -76,7 +115,7 @@ def capacity(config: EngineConfig, model: Llama, max_model_len: int) -> PoolCapa
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        element_bytes=model.embed_tokens[...].dtype.itemsize,
+        kv_dtype=kv_dtype,
     )
     return memory.resolve_capacity(
         config,

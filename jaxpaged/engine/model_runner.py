@@ -1,117 +1,399 @@
-"""Runs step plans on the device: alone holds device arrays, weights and pool."""
+"""Runs step plans on the device: alone holds device arrays, weights, pool and lane state.
 
+Everything is dispatched and nothing waited for, until a result is taken: the device works on one
+step while the host reads the tokens of the one before and plans the next.
+"""
+
+import collections.abc
 import dataclasses
 import functools
 import time
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxpaged.cache import kv_pool
 from jaxpaged.cache.kv_pool import KVPool
+from jaxpaged.config import KVDType
 from jaxpaged.engine import batch as step_batch
-from jaxpaged.engine import sampling
-from jaxpaged.engine.batch import BatchShapes, Bucket, StepBatch
+from jaxpaged.engine import lanes, sampling
+from jaxpaged.engine.batch import BatchShapes, Layout, SampleBatch, StepBatch
+from jaxpaged.engine.lanes import LaneState
+from jaxpaged.engine.sampling import Sampled
+from jaxpaged.model.attention import AttentionBatch
 from jaxpaged.model.llama import Llama
-from jaxpaged.scheduler.plan import Chunk, StepPlan
+from jaxpaged.scheduler.plan import Chunk, Sampler, StepPlan
+from jaxpaged.sequence import Sequence, SequenceStatus
+from jaxpaged.shapes import AnyArray
+
+_COPY_ROWS = 8
+_SCORE_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredChunk:
+    """Log-probabilities of a chunk's prompt tokens but a prompt's first.
+
+    Attributes:
+        sequence: Whose prompt.
+        start: Position of the first token that is scored.
+        sampled: Rows in the order of the tokens.
+    """
+
+    sequence: Sequence
+    start: int
+    sampled: Sampled
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave.
+    """What a step gave, on the host.
 
     Attributes:
-        tokens: Each chunk that samples with its token, `sampling.INVALID_TOKEN` where the logits
-            were not finite.
-        num_padding: Token positions computed only to fill the bucket.
-        seconds: Time from the call to the tokens on the host, without compilation.
+        samplers: Who sampled.
+        sampled: Row by row what they sampled; the token is `sampling.INVALID_TOKEN` where the
+            logits were not finite.
+        scores: Log-probabilities of prompt tokens.
     """
 
-    tokens: list[tuple[Chunk, int]]
+    samplers: tuple[Sampler, ...]
+    sampled: Sampled
+    scores: tuple[ScoredChunk, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """A step that was dispatched.
+
+    Attributes:
+        plan: What it does.
+        num_padding: Token positions computed only to fill the bucket.
+        dispatched: When, in seconds of `time.perf_counter`.
+        is_starved: The device had run out of work by then.
+        sampled: The sampler's arrays, on the device; None if nothing is sampled.
+        samplers: Who samples.
+        scores: Chunks whose prompt tokens are scored, with arrays on the device.
+        marker: An array that is ready when the step is done.
+    """
+
+    plan: StepPlan
     num_padding: int
-    seconds: float
+    dispatched: float
+    is_starved: bool
+    sampled: Sampled | None
+    samplers: tuple[Sampler, ...]
+    scores: tuple[tuple[Chunk, int, Sampled], ...]
+    marker: AnyArray
+
+    def result(self) -> StepResult:
+        """What the step gave; waits for it."""
+        jax.block_until_ready(self.marker)
+        sampled = self.sampled
+        if sampled is None:
+            sampled = _no_rows()
+        elif not any(_wants_logprobs(sampler.sequence) for sampler in self.samplers):
+            # Alternatives that nobody asked for stay where they are.
+            sampled = _no_rows()._replace(tokens=np.asarray(sampled.tokens))
+        else:
+            sampled = Sampled(*(np.asarray(part) for part in sampled))
+        return StepResult(
+            samplers=self.samplers,
+            sampled=sampled,
+            scores=tuple(
+                ScoredChunk(
+                    sequence=chunk.sequence,
+                    start=chunk.start + 1,
+                    sampled=Sampled(*(np.asarray(part)[:count] for part in scored)),
+                )
+                for chunk, count, scored in self.scores
+            ),
+        )
 
 
 class ModelRunner:
-    """The model's weights, the pool, and one compiled step per bucket.
+    """The model's weights, the pool, the lane state, and the compiled programs.
 
-    Steps are compiled when their bucket is first met. The pool is donated to each step and
-    replaced by what comes back.
+    Programs are compiled when first met: a forward pass per bucket, a sampler per sampler count,
+    and one of each kind that moves blocks or sets lanes. Pool and lane state are donated to each
+    and replaced by what comes back.
     """
 
-    def __init__(self, model: Llama, pool: KVPool, shapes: BatchShapes) -> None:
+    def __init__(self, model: Llama, pool: KVPool, shapes: BatchShapes, state: LaneState) -> None:
         graph, self._weights = nnx.split(model)
         self._pool = pool
+        self._state = state
         self._shapes = shapes
+        self._vocab_size = model.config.vocab_size
+        self._swapped: dict[Sequence, list[Any]] = {}
+        self._last: AnyArray | None = None
+        self._compiled: dict[object, jax.stages.Compiled] = {}
         # Weights are arguments of the step: closed over, they would be constants of the program.
-        self._step = jax.jit(functools.partial(run_step, graph), donate_argnums=1)
-        self._compiled: dict[Bucket, jax.stages.Compiled] = {}
+        self._forward = jax.jit(functools.partial(forward, graph, shapes), donate_argnums=1)
+        self._sample = jax.jit(functools.partial(sample, graph), donate_argnums=1)
+        self._score = jax.jit(functools.partial(score, graph))
+        self._set_lanes = jax.jit(lanes.set_lanes, donate_argnums=0)
+        self._update_tables = jax.jit(lanes.update_tables, donate_argnums=0)
+        self._copy_blocks = jax.jit(kv_pool.copy_blocks, donate_argnums=0)
+        self._read_blocks = jax.jit(kv_pool.read_blocks)
+        self._write_blocks = jax.jit(kv_pool.write_blocks, donate_argnums=0)
         self.compile_seconds = 0.0
 
     @property
     def num_executables(self) -> int:
-        """Compiled steps."""
+        """Compiled programs."""
         return len(self._compiled)
 
     def warm_up(self) -> None:
-        """Compiles the steps of all buckets."""
-        for bucket in self._shapes.buckets():
-            self.compiled(bucket)
+        """Compiles everything this engine can ever need, and so runs none of it."""
+        shapes, empty = self._shapes, step_batch.lay_out(StepPlan())
+        buckets = shapes.buckets()
+        for bucket in buckets:
+            arrays = step_batch.build(empty, bucket, shapes)
+            self._program(bucket, self._forward, self._weights, self._pool, self._state, arrays)
+        arrays = step_batch.build(empty, buckets[0], shapes)
+        hidden, rows, _ = jax.eval_shape(
+            self._forward, self._weights, self._pool, self._state, arrays
+        )
+        targets = self._score_arguments([], 0)
+        self._program("score", self._score, self._weights, hidden, *targets)
+        for size in shapes.sample_buckets:
+            batch = SampleBatch(*(np.zeros(size, np.int32) for _ in SampleBatch._fields))
+            self._program(("sample", size), self._sample, self._weights, self._state, rows, batch)
+        self._program(
+            "set_lanes",
+            self._set_lanes,
+            self._state,
+            *lanes.rows([], self._state, vocab_size=self._vocab_size),
+        )
+        self._program(
+            "update_tables",
+            self._update_tables,
+            self._state,
+            *lanes.table_updates([], shapes.num_lanes),
+        )
+        ids = np.zeros(_COPY_ROWS, np.int32)
+        self._program("copy", self._copy_blocks, self._pool, ids, ids)
+        self._program("read", self._read_blocks, self._pool, ids)
+        blocks = jax.eval_shape(kv_pool.read_blocks, self._pool, ids)
+        self._program("write", self._write_blocks, self._pool, ids, blocks)
 
-    def compiled(self, bucket: Bucket) -> jax.stages.Compiled:
-        """The compiled step of a bucket."""
-        if bucket not in self._compiled:
-            started = time.perf_counter()
-            empty = StepPlan(decodes=(), prefills=())
-            arrays = step_batch.build(empty, bucket, self._shapes)
-            self._compiled[bucket] = self._step.lower(self._weights, self._pool, arrays).compile()
-            self.compile_seconds += time.perf_counter() - started
-        return self._compiled[bucket]
+    def prepare(self, plan: StepPlan) -> None:
+        """Starts what comes before the step: moves blocks and sets lanes."""
+        self._move_blocks(plan)
+        self._set_state(plan)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Runs a step and waits for its tokens."""
-        bucket = self._shapes.bucket(plan)
-        arrays = step_batch.build(plan, bucket, self._shapes)
-        step = self.compiled(bucket)
-        started = time.perf_counter()
-        tokens, self._pool = step(self._weights, self._pool, arrays)
-        sampled = np.asarray(tokens).tolist()
-        seconds = time.perf_counter() - started
-        lanes = enumerate(step_batch.lane_order(plan))
-        return StepResult(
-            tokens=[(chunk, sampled[lane]) for lane, chunk in lanes if chunk.samples],
+    def dispatch(self, plan: StepPlan) -> Flight:
+        """Starts a step that was prepared; the result can be taken from what it returns."""
+        is_starved = self._last is not None and cast(Any, self._last).is_ready()
+        layout = step_batch.lay_out(plan)
+        bucket = self._shapes.bucket(layout)
+        arrays = step_batch.build(layout, bucket, self._shapes)
+        arguments = (self._weights, self._pool, self._state, arrays)
+        hidden, rows, self._pool = self._run(bucket, self._forward, *arguments)
+        sampled = self._dispatch_sampler(layout, rows) if layout.samplers else None
+        scores = self._dispatch_scores(layout, hidden)
+        marker = hidden if sampled is None else sampled.tokens
+        self._last = marker
+        return Flight(
+            plan=plan,
             num_padding=bucket.num_tokens - plan.num_tokens,
-            seconds=seconds,
+            dispatched=time.perf_counter(),
+            is_starved=is_starved,
+            sampled=sampled,
+            samplers=tuple(sampler for sampler, _, _ in layout.samplers),
+            scores=scores,
+            marker=marker,
         )
 
+    def _dispatch_sampler(self, layout: Layout, rows: Array) -> Sampled:
+        arrays = step_batch.build_samples(layout, self._shapes)
+        arguments = (self._weights, self._state, rows, arrays)
+        key = ("sample", len(arrays.lanes))
+        sampled, self._state = self._run(key, self._sample, *arguments)
+        return sampled
 
-def run_step(
-    graph: nnx.GraphDef, weights: nnx.State, pool: KVPool, batch: StepBatch
-) -> tuple[Int[Array, " B"], KVPool]:
-    """One step of the model: the next token of every lane, and the pool."""
-    model = nnx.merge(graph, weights)
-    with jax.default_matmul_precision("highest" if _is_float32(weights) else "default"):
-        logits, pool = model(
-            pool,
-            batch.token_ids,
-            batch.positions,
-            batch=batch.attention,
-            sampled_tokens=batch.sampled_tokens,
-        )
-    return sampling.sample(logits, batch.sampling), pool
+    def _dispatch_scores(
+        self, layout: Layout, hidden: Array
+    ) -> tuple[tuple[Chunk, int, Sampled], ...]:
+        """Scores of the prompt tokens behind those of the segments, piece by piece."""
+        found: list[tuple[Chunk, int, Sampled]] = []
+        at = len(layout.decode_lanes)
+        for chunk, length in layout.segments:
+            sequence = chunk.sequence
+            if sequence.request.params.prompt_logprobs is not None:
+                # The token behind the prompt's last one is sampled, not scored.
+                last = min(length, sequence.num_prompt - 1 - chunk.start)
+                for offset in range(0, last, _SCORE_ROWS):
+                    count = min(_SCORE_ROWS, last - offset)
+                    first = chunk.start + offset + 1
+                    targets = sequence.token_ids[first : first + count]
+                    arrays = self._score_arguments(targets, at + offset)
+                    scored = self._run("score", self._score, self._weights, hidden, *arrays)
+                    piece = dataclasses.replace(chunk, start=chunk.start + offset)
+                    found.append((piece, count, scored))
+            at += length
+        return tuple(found)
+
+    def _score_arguments(
+        self, targets: collections.abc.Sequence[int], first: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.zeros(_SCORE_ROWS, np.int32)
+        padded = np.zeros(_SCORE_ROWS, np.int32)
+        rows[: len(targets)] = np.arange(first, first + len(targets))
+        padded[: len(targets)] = targets
+        return rows, padded
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        num_blocks = self._pool.k.values.shape[1]
+        for sequence in [s for s in self._swapped if s.status is SequenceStatus.FINISHED]:
+            del self._swapped[sequence]
+        for sequence, block_ids in plan.swap_outs:
+            self._swapped[sequence] = [
+                self._run("read", self._read_blocks, self._pool, ids)
+                for ids in _padded(block_ids, num_blocks - 1)
+            ]
+            for blocks in self._swapped[sequence]:
+                for part in jax.tree.leaves(blocks):
+                    part.copy_to_host_async()
+        for sequence, block_ids in plan.swap_ins:
+            saved = self._swapped.pop(sequence)
+            for ids, blocks in zip(_padded(block_ids, num_blocks), saved, strict=True):
+                self._pool = self._run("write", self._write_blocks, self._pool, ids, blocks)
+        sources = [copy.source for copy in plan.copies]
+        targets = [copy.target for copy in plan.copies]
+        for ids, into in zip(
+            _padded(sources, num_blocks - 1), _padded(targets, num_blocks), strict=True
+        ):
+            self._pool = self._run("copy", self._copy_blocks, self._pool, ids, into)
+
+    def _set_state(self, plan: StepPlan) -> None:
+        for first in range(0, len(plan.admitted), lanes.SET_ROWS):
+            group = plan.admitted[first : first + lanes.SET_ROWS]
+            rows = lanes.rows(group, self._state, vocab_size=self._vocab_size)
+            self._state = self._run("set_lanes", self._set_lanes, self._state, *rows)
+        for first in range(0, len(plan.table_updates), lanes.UPDATE_ROWS):
+            updates = plan.table_updates[first : first + lanes.UPDATE_ROWS]
+            arrays = lanes.table_updates(updates, self._shapes.num_lanes)
+            self._state = self._run("update_tables", self._update_tables, self._state, *arrays)
+
+    def _run(self, key: object, function: Any, *arguments: Any) -> Any:  # noqa: ANN401
+        return self._program(key, function, *arguments)(*arguments)
+
+    def _program(self, key: object, function: Any, *arguments: Any) -> jax.stages.Compiled:  # noqa: ANN401
+        """The compiled program of a kind."""
+        if key not in self._compiled:
+            started = time.perf_counter()
+            self._compiled[key] = function.lower(*arguments).compile()
+            self.compile_seconds += time.perf_counter() - started
+        return self._compiled[key]
 
 
-def allocate_pool(model: Llama, num_blocks: int, block_size: int) -> KVPool:
-    """The pool for a model, in the dtype of its weights."""
+def forward(
+    graph: nnx.GraphDef,
+    shapes: BatchShapes,
+    weights: nnx.State,
+    pool: KVPool,
+    state: LaneState,
+    batch: StepBatch,
+) -> tuple[Float[Array, "T M"], Float[Array, "B M"], KVPool]:
+    """The decoder over one step's tokens.
+
+    Returns:
+        The stream behind the last layer, of one length for all buckets; its rows that are sampled
+        behind; and the pool.
+    """
+    model: Llama = nnx.merge(graph, weights)
+    safe = jnp.minimum(jnp.asarray(batch.token_lanes), shapes.num_lanes - 1)
+    positions = jnp.asarray(batch.positions)
+    attention = AttentionBatch(
+        slot_mapping=lanes.slots(
+            jnp.asarray(state.tables),
+            batch.token_lanes,
+            positions,
+            block_size=shapes.block_size,
+            num_slots=shapes.num_slots,
+        ),
+        block_tables=jnp.asarray(state.tables),
+        token_lanes=safe,
+        context_lens=positions + 1,
+        num_decodes=batch.num_decodes,
+        tiles=batch.tiles,
+    )
+    token_ids = jnp.asarray(state.tokens)[safe, positions]
+    with jax.default_matmul_precision(_precision(weights)):
+        hidden, pool = model(pool, token_ids, positions, batch=attention)
+    rows = hidden[jnp.asarray(batch.sampled_tokens)]
+    return jnp.pad(hidden, ((0, shapes.most_tokens - hidden.shape[0]), (0, 0))), rows, pool
+
+
+def sample(
+    graph: nnx.GraphDef,
+    weights: nnx.State,
+    state: LaneState,
+    rows: Float[Array, "X M"],
+    batch: SampleBatch,
+) -> tuple[Sampled, LaneState]:
+    """The next token of every sampler, and the lane state with it."""
+    model: Llama = nnx.merge(graph, weights)
+    with jax.default_matmul_precision(_precision(weights)):
+        logits = model.logits(rows[: batch.lanes.shape[0]])
+    lane_ids = jnp.asarray(batch.lanes)
+    safe = jnp.minimum(lane_ids, state.tokens.shape[0] - 1)
+    params = jax.tree.map(lambda part: jnp.asarray(part)[safe], state.params)
+    history = jnp.asarray(state.tokens)
+    sampled = sampling.sample(logits, params, history[safe], jnp.asarray(batch.num_tokens))
+    written = jnp.maximum(sampled.tokens, 0)
+    tokens = history.at[lane_ids, jnp.asarray(batch.num_tokens)].set(written, mode="drop")
+    return sampled, state._replace(tokens=tokens)
+
+
+def score(
+    graph: nnx.GraphDef,
+    weights: nnx.State,
+    hidden: Float[Array, "T M"],
+    rows: Int[AnyArray, " R"],
+    targets: Int[AnyArray, " R"],
+) -> Sampled:
+    """How likely the model found given tokens behind rows of the stream."""
+    model: Llama = nnx.merge(graph, weights)
+    with jax.default_matmul_precision(_precision(weights)):
+        logits = model.logits(hidden[jnp.asarray(rows)])
+    return sampling.score_prompt(logits, jnp.asarray(targets))
+
+
+def allocate_pool(model: Llama, num_blocks: int, block_size: int, *, kv_dtype: KVDType) -> KVPool:
+    """The pool for a model."""
     config = model.config
     shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    dtype = model.embed_tokens[...].dtype
-    return kv_pool.allocate(shape, dtype, as_bits=jax.default_backend() == "cpu")
+    return kv_pool.allocate(shape, kv_dtype, as_bits=jax.default_backend() == "cpu")
 
 
-def _is_float32(weights: nnx.State) -> bool:
+def _wants_logprobs(sequence: Sequence) -> bool:
+    params = sequence.request.params
+    return bool(params.logprobs is not None or params.best_of or params.beam_width)
+
+
+def _no_rows() -> Sampled:
+    empty = np.zeros(0, np.float32)
+    return Sampled(np.zeros(0, np.int32), empty, np.zeros(0, np.int32), empty, empty)
+
+
+def _padded(
+    block_ids: collections.abc.Sequence[int], filler: int
+) -> collections.abc.Iterator[np.ndarray]:
+    """The ids in groups of one size, the last one filled up."""
+    for first in range(0, len(block_ids), _COPY_ROWS):
+        group = np.full(_COPY_ROWS, filler, np.int32)
+        part = block_ids[first : first + _COPY_ROWS]
+        group[: len(part)] = part
+        yield group
+
+
+def _precision(weights: nnx.State) -> str:
     # On GPUs float32 products are rounded to TF32 unless asked otherwise.
-    return all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
+    is_float32 = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
+    return "highest" if is_float32 else "default"

@@ -9,7 +9,9 @@ class EngineStats:
 
     Attributes:
         device: The device's kind.
-        dtype: Of weights, activations and pool.
+        dtype: Of weights and activations.
+        kv_dtype: Of the pool.
+        is_deterministic: A row's bytes do not depend on what else is in its batches.
         implementation: Which attention implementation runs.
         num_blocks: Blocks of the pool.
         block_size: Tokens per block.
@@ -19,23 +21,33 @@ class EngineStats:
         decode_tokens: Tokens computed in steps that only decoded.
         sampled_tokens: Tokens sampled.
         padding_tokens: Token positions computed only to fill a bucket.
-        prefill_seconds: Device time of steps that had a prefill in them.
-        decode_seconds: Device time of steps that only decoded.
-        host_seconds: Time between steps while there is work: scheduling, batch building, text,
-            stop strings, and what the caller does before it steps again.
+        prefill_seconds: Time of steps that had a prefill in them, from the end of the step before
+            to their own.
+        decode_seconds: The same of steps that only decoded.
+        host_seconds: Time the host worked while there was work for the device: scheduling, batch
+            building, text, stop strings, and what the caller does before it steps again.
+        starved_steps: Steps before which the device had run out of work.
         compile_seconds: Time spent compiling steps.
         executables: Compiled steps.
-        preemptions: Times a sequence lost its blocks.
+        recomputes: Preemptions that dropped a sequence's keys and values.
+        swaps: Preemptions that saved them in host memory.
+        prompt_tokens: Tokens of the prompts that were computed to their end.
+        cached_tokens: Those of them that came from the prefix cache.
+        evictions: Blocks that the prefix cache gave up for others.
+        copied_blocks: Shared blocks that were copied because a sequence wrote to them.
         running: Sequences that hold blocks.
         waiting: Sequences that wait for admission.
         used_blocks: Blocks in use.
         peak_used_blocks: Most blocks in use in any step.
-        live_slot_steps: Slots that held a computed token, summed over steps.
+        live_slot_steps: Computed tokens of running sequences, summed over steps; one whose slot
+            several share counts for each.
         reserved_slot_steps: Slots of blocks in use, summed over steps.
     """
 
     device: str
     dtype: str
+    kv_dtype: str
+    is_deterministic: bool
     implementation: str
     num_blocks: int
     block_size: int
@@ -49,7 +61,13 @@ class EngineStats:
     host_seconds: float = 0.0
     compile_seconds: float = 0.0
     executables: int = 0
-    preemptions: int = 0
+    starved_steps: int = 0
+    recomputes: int = 0
+    swaps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    evictions: int = 0
+    copied_blocks: int = 0
     running: int = 0
     waiting: int = 0
     used_blocks: int = 0

@@ -1,5 +1,6 @@
 """Which tokens and strings end a completion. Pure functions, no state."""
 
+import collections.abc
 import dataclasses
 
 from jaxpaged.model.tokenizer import Tokenizer
@@ -15,12 +16,14 @@ class StopRule:
         special_texts: The stop strings among them that are special tokens, by token.
         strings: Stop strings to look for in the text.
         include_stop: Keep the stop string in the text.
+        bad_word_ids: The token sequences that must not be sampled.
     """
 
     token_ids: dict[int, str]
     special_texts: dict[int, str]
     strings: tuple[str, ...]
     include_stop: bool
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 def stop_rule(params: SamplingParams, tokenizer: Tokenizer) -> StopRule:
@@ -38,7 +41,17 @@ def stop_rule(params: SamplingParams, tokenizer: Tokenizer) -> StopRule:
         special_texts=special,
         strings=params.stop,
         include_stop=params.include_stop,
+        bad_word_ids=tuple(_bad_word_ids(params.bad_words, tokenizer)),
     )
+
+
+def _bad_word_ids(
+    words: collections.abc.Iterable[str], tokenizer: Tokenizer
+) -> collections.abc.Iterator[tuple[int, ...]]:
+    """Each word as the tokenizer writes it in the middle of a text and behind a space."""
+    for word in words:
+        found = {tuple(tokenizer.encode_text(text)) for text in (word, f" {word.lstrip()}")}
+        yield from sorted(ids for ids in found if ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

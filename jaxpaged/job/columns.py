@@ -11,29 +11,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from jaxpaged.errors import InputSchemaError
+from jaxpaged.job import result_columns
 from jaxpaged.job.input.input_plan import InputPlan
-from jaxpaged.job.prompt import prompts
-from jaxpaged.job.sections import EvalSpec, OutputSpec
+from jaxpaged.job.prompt import param_columns, prompts
+from jaxpaged.job.result_columns import Form
 from jaxpaged.job.spec import JobSpec
-
-ROW_TYPE = pa.struct([("file", pa.string()), ("row_group", pa.int32()), ("index", pa.int64())])
-"""The type of a row's address."""
-
-RESULT_FIELDS = (
-    pa.field("completion", pa.large_string()),
-    pa.field("finish_reason", pa.string()),
-    pa.field("stop_reason", pa.string()),
-    pa.field("prompt_tokens", pa.int32()),
-    pa.field("completion_tokens", pa.int32()),
-    pa.field("cached_tokens", pa.int32()),
-    pa.field("error_code", pa.string()),
-    pa.field("error_message", pa.string()),
-    pa.field("row", ROW_TYPE),
-    pa.field("seed", pa.int64()),
-    pa.field("prompt_sha256", pa.string()),
-    pa.field("ends_in_partial_character", pa.bool_()),
-)
-"""The columns every job writes behind the carried ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +26,15 @@ class ColumnPlan:
         carried: The input columns that are written again, with the types they are read with.
         needed: The names of all input columns that are read, in the input's order.
         output: The schema of every part file.
+        form: How the completions of a row are written.
+        rows_each: Rows of the output for each row of the input.
     """
 
     carried: pa.Schema
     needed: tuple[str, ...]
     output: pa.Schema
+    form: Form = "single"
+    rows_each: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +60,18 @@ def plan(spec: JobSpec, inputs: InputPlan) -> ColumnPlan:
     for use in uses:
         _check_use(use, schema)
     carried = [schema.field(name) for name in _carried_names(spec, schema)]
-    result = _result_fields(spec.output, spec.eval)
+    result = result_columns.fields(spec)
     _check_clashes(carried, result)
     needed = {field.name for field in carried} | {use.column for use in uses}
     names = tuple(name for name in schema.names if name in needed)
     _check_files_agree(inputs, names, carries_all=spec.input.columns is None)
     return ColumnPlan(
-        carried=pa.schema(carried), needed=names, output=pa.schema([*carried, *result])
+        carried=pa.schema(carried),
+        needed=names,
+        output=pa.schema([*carried, *result]),
+        form=result_columns.form(spec),
+        rows_each=result_columns.rows_each(spec),
     )
-
-
-def score_name(metric: str) -> str:
-    """The column of a metric's scores."""
-    return f"score_{metric}"
-
-
-def _result_fields(output: OutputSpec, scoring: EvalSpec | None) -> list[pa.Field]:
-    fields = list(RESULT_FIELDS)
-    if scoring is not None:
-        fields += [pa.field(score_name(metric), pa.bool_()) for metric in scoring.metrics]
-    if output.token_ids:
-        fields.append(pa.field("token_ids", pa.list_(pa.int32())))
-    if output.prompt:
-        fields.append(pa.field("prompt", pa.large_string()))
-    return fields
 
 
 def _uses(spec: JobSpec, schema: pa.Schema) -> Iterator[_Use]:
@@ -105,9 +79,13 @@ def _uses(spec: JobSpec, schema: pa.Schema) -> Iterator[_Use]:
     for column, key in prompts.used_columns(spec.input, schema.names).items():
         yield _Use(key=key, column=column, fits=fits, expected=expected)
     for name, column in prompts.param_columns(spec.sampling.columns).items():
-        fits = _is_number if name == "temperature" else pt.is_integer
-        expected = "a number" if name == "temperature" else "an integer"
-        yield _Use(key=f"sampling.columns.{name}", column=column, fits=fits, expected=expected)
+        kind = param_columns.param_type(name)
+        yield _Use(
+            key=f"sampling.columns.{name}",
+            column=column,
+            fits=kind.fits,
+            expected=kind.expected,
+        )
     for index, column in enumerate(spec.input.columns or ()):
         yield _Use(key=f"input.columns[{index}]", column=column, fits=_is_any, expected="")
     if spec.eval is not None:
@@ -153,7 +131,7 @@ def _check_use(use: _Use, schema: pa.Schema) -> None:
 
 def _check_clashes(carried: list[pa.Field], result: list[pa.Field]) -> None:
     # Without regard to case, as SQL compares the names of columns.
-    written = {field.name.casefold() for field in result}
+    written = {result_columns.TRUNCATED, *(field.name.casefold() for field in result)}
     clashing = [field.name for field in carried if field.name.casefold() in written]
     if clashing:
         raise InputSchemaError(

@@ -30,7 +30,11 @@ class LiveStats(Protocol):
 
 @runtime_checkable
 class CompletionEngine(Protocol):
-    """Takes requests at any time and gives a completion for each, in any order."""
+    """Takes requests at any time and gives what they come to, in any order.
+
+    A request with `n` samples gives `n` completions, in the order of its samples and all in the
+    same step; one that cannot be completed gives one, with an error.
+    """
 
     @property
     def tokenizer(self) -> PromptTokenizer:
@@ -65,4 +69,8 @@ class CompletionEngine(Protocol):
 
     def abort(self) -> list[int]:
         """Drops everything unfinished; returns the request ids."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if blocks are lost or held twice; cheap."""
         ...

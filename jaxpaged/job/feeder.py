@@ -6,7 +6,8 @@ A row whose result is in the journal never reaches the engine. Knows nothing of 
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxpaged.job import units
 from jaxpaged.job.completion_engine import CompletionEngine
@@ -14,11 +15,12 @@ from jaxpaged.job.input.row_batch import Row, RowBatch
 from jaxpaged.job.output.journal import Journal
 from jaxpaged.job.output.journal_record import RowAddress
 from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
-from jaxpaged.job.prompt.row_fault import RowFault
-from jaxpaged.job.row_window import KEPT, RowResult, RowWindow
+from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
+from jaxpaged.job.row_window import KEPT, RowResult, RowWindow, SampleResult
 from jaxpaged.job.spec import JobSpec
+from jaxpaged.job.token_logprobs import TokenLogprobs
 from jaxpaged.job.units import Unit
-from jaxpaged.request import Completion, Request
+from jaxpaged.request import Completion, Request, TokenLogprob
 
 _MAX_SAMPLES = 3
 _MAX_EXAMPLES = 3
@@ -31,7 +33,7 @@ class Sample:
     Attributes:
         row: The row's address, for people.
         preview: The beginning of what the row asks.
-        completion: The text.
+        completion: The text of the first one.
     """
 
     row: str
@@ -50,6 +52,8 @@ class _Pending:
     prompt_sha256: str
     params: str
     prompt: str | None
+    truncated_tokens: int
+    num_samples: int
 
 
 class Feeder:
@@ -70,6 +74,7 @@ class Feeder:
         num_rows: Rows with a result so far.
         num_resumed: Those of them whose result was in the journal.
         num_errors: Those of them that ended in an error.
+        num_skipped: Those of them that were passed over, as the job wants it.
         num_special: Rows so far whose text reads like a special token.
         first_errors: The first of the errors, as address and code.
     """
@@ -102,6 +107,7 @@ class Feeder:
         self.num_rows = 0
         self.num_resumed = 0
         self.num_errors = 0
+        self.num_skipped = 0
         self.num_special = 0
         self.first_errors: list[str] = []
 
@@ -124,17 +130,18 @@ class Feeder:
                 self._read_batch()
 
     def collect(self, completions: list[Completion]) -> None:
-        """Puts completions into the window."""
-        for completion in completions:
-            pending = self._pending.pop(completion.request_id)
-            result = self._result(completion, pending)
-            self._finish(completion.request_id, result, pending.place)
+        """Puts completions into the window; those of a row are there together, in order."""
+        rows = itertools.groupby(completions, key=lambda completion: completion.request_id)
+        for row, samples in rows:
+            pending = self._pending.pop(row)
+            result = self._result(list(samples), pending)
+            self._finish(row, result, pending.place)
             if self._journal is not None:
                 self._journal.add(pending.unit, pending.address, result, params=pending.params)
-            preview = self._previews.get(completion.request_id)
-            if completion.error_code is None and preview is not None:
-                sample = Sample(row=pending.place, preview=preview, completion=completion.text)
-                self._samples[completion.request_id] = sample
+            preview = self._previews.get(row)
+            if result.samples and preview is not None:
+                text = result.samples[0].text
+                self._samples[row] = Sample(row=pending.place, preview=preview, completion=text)
 
     def _read_batch(self) -> None:
         batch = next(self._batches, None)
@@ -155,6 +162,10 @@ class Feeder:
         try:
             row.check()
             prompt = self._builder.build(row.cells)
+        except RowSkipped as skip:
+            result = RowResult(skip_reason=skip.code, seed=self._seed(row))
+            self._finish(row.number, result, row.place)
+            return
         except RowFault as fault:
             self._finish(row.number, self._faulty(row, fault), row.place)
             return
@@ -186,6 +197,8 @@ class Feeder:
             prompt_sha256=prompt.sha256,
             params=prompt.params_text,
             prompt=self._builder.text(prompt) if self._spec.output.prompt else None,
+            truncated_tokens=prompt.truncated,
+            num_samples=prompt.params.n,
         )
 
     def _found(self, row: _Pending) -> RowResult | None:
@@ -194,26 +207,40 @@ class Feeder:
             return None
         return self._journal.find(row.unit, row.address, row.prompt_sha256, params=row.params)
 
-    def _result(self, completion: Completion, pending: _Pending) -> RowResult:
+    def _result(self, completions: Sequence[Completion], pending: _Pending) -> RowResult:
+        first = completions[0]
+        is_error = first.error_code is not None
+        numbers = [completion.sample for completion in completions]
+        wanted = [0] if is_error else list(range(pending.num_samples))
+        assert numbers == wanted, f"{pending.place}: samples {numbers}, not {wanted}"
         return RowResult(
-            completion=None if completion.error_code else completion.text,
+            samples=() if is_error else tuple(self._sample(one) for one in completions),
+            prompt_tokens=pending.num_prompt_tokens,
+            cached_tokens=first.cached_tokens,
+            error_code=first.error_code,
+            error_message=first.error_message,
+            seed=first.seed,
+            prompt_sha256=pending.prompt_sha256,
+            prompt=pending.prompt,
+            prompt_logprobs=_packed(first.prompt_logprobs),
+            truncated_tokens=pending.truncated_tokens,
+        )
+
+    def _sample(self, completion: Completion) -> SampleResult:
+        return SampleResult(
+            text=completion.text,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_tokens=pending.num_prompt_tokens,
             completion_tokens=completion.completion_tokens,
-            cached_tokens=completion.cached_tokens,
-            error_code=completion.error_code,
-            error_message=completion.error_message,
-            seed=completion.seed,
-            prompt_sha256=pending.prompt_sha256,
             ends_in_partial_character=completion.ends_in_partial_character,
             token_ids=completion.token_ids if self._spec.output.token_ids else (),
-            prompt=pending.prompt,
+            cumulative_logprob=completion.cumulative_logprob,
+            score=completion.score,
+            logprobs=_packed(completion.logprobs),
         )
 
     def _faulty(self, row: Row, fault: RowFault) -> RowResult:
         return RowResult(
-            finish_reason="error",
             error_code=fault.code,
             error_message=fault.reason,
             seed=self._seed(row),
@@ -230,7 +257,12 @@ class Feeder:
     def _finish(self, row: int, result: RowResult, place: str) -> None:
         self._window.set_result(row, result)
         self.num_rows += 1
+        self.num_skipped += result.skip_reason is not None
         if result.error_code is not None:
             self.num_errors += 1
             if len(self.first_errors) < _MAX_EXAMPLES:
                 self.first_errors.append(f"{place}: {result.error_code}")
+
+
+def _packed(tokens: Sequence[TokenLogprob] | None) -> TokenLogprobs | None:
+    return None if tokens is None else TokenLogprobs.pack(tokens)

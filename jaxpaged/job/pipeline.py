@@ -47,6 +47,7 @@ class Work:
         done: Rows that are committed already.
         errors: How many of them failed.
         examples: Some of those, as address and code.
+        skipped: How many of them were passed over.
         parent: The rows that stay as they are; None if all are completed.
     """
 
@@ -55,6 +56,7 @@ class Work:
     done: int
     errors: int
     examples: Sequence[str] = ()
+    skipped: int = 0
     parent: ParentRows | None = None
 
 
@@ -120,6 +122,7 @@ class Pipeline:
             JobError: The output cannot be written.
             JobInterrupted: `should_stop`, asked before every step, said so.
             TooManyRowErrors: More rows failed than `max_errors` allows.
+            AssertionError: The engine's blocks do not add up at the end.
         """
         self._progress.begin(
             total=self._work.total, done=self._work.done, journaled=self._journal.num_rows
@@ -128,6 +131,7 @@ class Pipeline:
             with contextlib.closing(self._batches), PartWriter(folder) as writer:
                 while not should_stop():
                     if not self._step(writer):
+                        self._engine.check_integrity()
                         return
                     self._progress.update(self._snapshot())
                 self._journal.flush()
@@ -196,7 +200,9 @@ class Pipeline:
             rows=self._work.done + self.feeder.num_rows,
             resumed=self._work.done + self.feeder.num_resumed,
             errors=self._work.errors + self.feeder.num_errors,
-            prompt_tokens=computed - stats.sampled_tokens,
+            skipped=self._work.skipped + self.feeder.num_skipped,
+            # The samples of a row have one prompt, and each of them a first token.
+            prompt_tokens=max(0, computed - stats.sampled_tokens),
             completion_tokens=stats.sampled_tokens,
             running=stats.running,
             waiting=stats.waiting,

@@ -73,13 +73,20 @@ class PlannedJob:
             ConfigError: A prompt does not suit the model.
         """
         began = datetime.datetime.fromisoformat(self.history.job.created).replace(tzinfo=None)
-        return PromptBuilder(self.spec, tokenizer, self.inputs.schema.names, moment=began)
+        return PromptBuilder(
+            self.spec,
+            tokenizer,
+            self.inputs.schema.names,
+            moment=began,
+            max_model_len=self.max_model_len,
+        )
 
     def check_model(self) -> None:
         """Finds what the engine would refuse, without reading weights.
 
         Raises:
-            ConfigError: `engine.max_model_len` is above the model's limit.
+            ConfigError: `engine.max_model_len` is above the model's limit, or `sampling` names a
+                token that the model does not have.
             CheckpointError: The weights are missing, or not those of the configuration.
         """
         config, path = self.checkpoint.config, self.checkpoint.path
@@ -88,6 +95,15 @@ class PlannedJob:
                 f"engine.max_model_len is {self.max_model_len}, the model was made for at most "
                 f"{config.max_position_embeddings} tokens; use a smaller value"
             )
+        sampling = self.spec.sampling
+        biased = tuple(token_id for token_id, _ in sampling.logit_bias)
+        for key, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
+            unknown = [token_id for token_id in ids if token_id >= config.vocab_size]
+            if unknown:
+                raise ConfigError(
+                    f"sampling.{key}: token id {unknown[0]} is not in the model's vocabulary of "
+                    f"{config.vocab_size:,}"
+                )
         check_tensors(config, self.checkpoint.shapes(), str(path))
 
 
@@ -141,7 +157,11 @@ def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
         inputs=inputs,
         checkpoint=checkpoint,
         columns=columns_plan,
-        units=Units(segments=known.segments, rows_per_part=spec.output.rows_per_part),
+        units=Units(
+            segments=known.segments,
+            rows_per_part=spec.output.rows_per_part,
+            rows_each=columns_plan.rows_each,
+        ),
         seen=seen,
         history=known,
         refusal=refusal,

@@ -33,6 +33,7 @@ class Snapshot:
         waiting: Requests that wait for room.
         used_blocks: Blocks of the pool in use.
         num_blocks: Blocks of the pool.
+        skipped: Rows that were passed over.
     """
 
     rows: int
@@ -44,6 +45,7 @@ class Snapshot:
     waiting: int
     used_blocks: int
     num_blocks: int
+    skipped: int = 0
 
     @property
     def new_rows(self) -> int:
@@ -230,6 +232,8 @@ def describe(snapshot: Snapshot, rates: RecentRates, total: int) -> str:
         parts.append(f"{snapshot.resumed:,} rows resumed")
     if snapshot.errors:
         parts.append(f"{snapshot.errors:,} errors")
+    if snapshot.skipped:
+        parts.append(f"{snapshot.skipped:,} skipped")
     if (seconds := rates.seconds_left(snapshot, total)) is not None:
         parts.append(f"ETA {duration(seconds)}")
     return ", ".join(parts)

@@ -32,15 +32,19 @@ _HIGH_ERROR_SHARE = 0.05
 class OutputFacts:
     """All rows in the output folder.
 
+    A row is one of the input, also where each of its completions is a row of the output.
+
     Attributes:
         path: The folder.
         parts: Finished parts.
         rows: Rows in them.
-        finish_reasons: Rows by finish reason.
+        finish_reasons: Rows by finish reason; "length" if any of a row's completions ended so.
         prompt_tokens: Their prompts' tokens.
         completion_tokens: Their completions' tokens.
         cached_tokens: Prompt tokens that came from the prefix cache.
-        partial_characters: Completions cut inside a character.
+        partial_characters: Rows with a completion that was cut inside a character.
+        truncated_prompts: Rows whose prompts were cut, as `input.on_too_long` says.
+        truncated_tokens: Tokens that were cut out of them.
     """
 
     path: str
@@ -51,6 +55,18 @@ class OutputFacts:
     completion_tokens: int
     cached_tokens: int
     partial_characters: int
+    truncated_prompts: int = 0
+    truncated_tokens: int = 0
+
+    @property
+    def num_skipped(self) -> int:
+        """Rows that were passed over."""
+        return self.finish_reasons.get("skipped", 0)
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the prompts' tokens that came from the prefix cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def truncated_share(self) -> float:
@@ -79,6 +95,7 @@ class RunFacts:
         rows: Rows it completed, those of parts that it did not finish included.
         rows_resumed: Rows that it took from the journal of earlier runs.
         row_errors: Failed rows among both.
+        rows_skipped: Rows among both that were passed over.
         rows_with_special_text: Those whose text reads like a special token.
         load_seconds: Until the engine was ready.
         seconds: From the first row to the last.
@@ -94,6 +111,7 @@ class RunFacts:
     rows: int = 0
     rows_resumed: int = 0
     row_errors: int = 0
+    rows_skipped: int = 0
     rows_with_special_text: int = 0
     load_seconds: float = 0.0
     seconds: float = 0.0
@@ -177,7 +195,7 @@ def warnings(
             f"{output.error_share:.0%} of the rows failed; see their error_code and error_message"
         )
     for score in scores:
-        missing = output.rows - score.overall.scored
+        missing = output.rows - output.num_skipped - score.overall.scored
         if missing:
             found.append(
                 f"{missing:,} of {output.rows:,} rows have no {score.metric} score: their "

@@ -61,7 +61,14 @@ def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
         first = error.examples[0]
         where = f"{first.file}, row group {first.row_group}, row {first.index}"
         yield f"  {error.code}", f"{error.count:,}, first in {where}: {plain(first.message or '')}"
+    if output.num_skipped:
+        yield "rows skipped", f"{output.num_skipped:,}"
+    if output.truncated_prompts:
+        yield "prompts cut", f"{output.truncated_prompts:,}, by {output.truncated_tokens:,} tokens"
     yield "tokens", f"{output.prompt_tokens:,} in, {output.completion_tokens:,} out"
+    cached, total = output.cached_tokens, output.prompt_tokens
+    share = f"{cached:,} of {total:,} prompt tokens came from the cache ({output.cached_share:.1%})"
+    yield "prefix cache", share
     yield from _speed(report)
     yield "cut at a limit", f"{output.truncated_share:.1%} of the rows"
     yield "output", output.path
@@ -80,6 +87,9 @@ def _speed(report: JobReport) -> Iterator[tuple[str, str]]:
     compiling = run.engine.get("compile_seconds")
     inside = "" if compiling is None else f" ({compiling:,.1f} s of it to compile)"
     yield "time", f"{run.seconds:,.1f} s{inside}, after {run.load_seconds:,.1f} s to load the model"
+    recomputes, swaps = (run.engine.get(name, 0) for name in ("recomputes", "swaps"))
+    if recomputes or swaps:
+        yield "preemptions", f"{recomputes:,} by recompute, {swaps:,} by swap"
     if run.engine:
         names = ("device", "dtype", "implementation")
         yield "engine", ", ".join(str(run.engine[name]) for name in names if name in run.engine)

@@ -33,10 +33,14 @@ from jaxpaged.storage.store import Store
 
 # What decides the rows is written into the revision; the rest holds for one run.
 _CHANGEABLE = ("sampling.", "engine.max_model_len", "seed", "input.max_prompt_bytes")
-_NOT_CHANGEABLE = ("sampling.columns",)
+_NOT_CHANGEABLE = (
+    *("sampling.columns", "sampling.n", "sampling.best_of", "sampling.beam_width"),
+    *("sampling.logprobs", "sampling.prompt_logprobs"),
+)
 _OF_THE_RUN = (
     *("engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.block_size"),
-    *("engine.num_blocks", "engine.memory_utilization"),
+    *("engine.num_blocks", "engine.memory_utilization", "engine.prefix_cache"),
+    *("engine.preemption", "engine.swap_space"),
     *("max_errors", "input.path", "output.durability", "output.journal_interval"),
 )
 

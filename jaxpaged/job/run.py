@@ -125,6 +125,7 @@ class Run:
                 rows=feeder.num_rows - feeder.num_resumed,
                 rows_resumed=feeder.num_resumed,
                 row_errors=feeder.num_errors,
+                rows_skipped=feeder.num_skipped,
                 rows_with_special_text=feeder.num_special,
                 load_seconds=loaded - started,
                 seconds=time.perf_counter() - loaded,
@@ -172,6 +173,8 @@ def make_report(
         completion_tokens=tally.tokens["completion"],
         cached_tokens=tally.tokens["cached"],
         partial_characters=tally.num_partial_characters,
+        truncated_prompts=tally.num_truncated_prompts,
+        truncated_tokens=tally.num_truncated_tokens,
     )
     return JobReport(
         state=state,

@@ -113,6 +113,7 @@ def _work(job: PlannedJob, recovery: Recovery) -> Work:
         done=done.num_rows,
         errors=done.num_errors,
         examples=done.examples(),
+        skipped=done.finish_reasons["skipped"],
     )
 
 

@@ -1,41 +1,36 @@
 """The sections of a job file: strict, frozen values with a field for every key.
 
-Ranges of numbers live in `SamplingParams` and `EngineConfig`; here they are only asked. Knows
-nothing of the files the paths lead to.
+The ranges of the engine's numbers live in `EngineConfig`; here they are only asked. Knows nothing
+of the files the paths lead to.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
-from jaxpaged.config import DType, EngineConfig
-from jaxpaged.errors import ConfigError
-from jaxpaged.request import SamplingParams
+from jaxpaged.config import DType, EngineConfig, KVDType, Preemption
+from jaxpaged.job.section import FieldInfo, Section, Texts, check_by
 from jaxpaged.storage import access
 from jaxpaged.storage.local_store import Durability
 
 MetricName = Literal["exact_match", "contains", "numeric_match", "regex_match"]
 
-# YAML has lists, the frozen spec has tuples: their items are checked as strictly as all else.
-_Texts = Annotated[tuple[str, ...], Field(strict=False)]
-_TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
+OnTooLong = Literal["error", "truncate_left", "truncate_right", "truncate_middle", "skip"]
+"""What becomes of a row whose prompt leaves no room for a completion."""
+
+OnNull = Literal["error", "skip"]
+"""What becomes of a row whose prompt is null or would write a null."""
+
+SystemRole = Literal["keep", "merge"]
+"""Whether a chat's leading system message stays a message or joins the first user message."""
+
 _Metrics = Annotated[tuple[MetricName, ...], Field(strict=False)]
 
-# pydantic.ValidationInfo, but for the tests' run-time type checks: it is a protocol they refuse.
-_FieldInfo = Any
+_ENGINE = EngineConfig.__dataclass_fields__
 
 PROMPT_SOURCES = ("prompt", "prompt_column", "prompt_ids_column", "messages", "messages_column")
 """The keys of `input` of which a job has exactly one."""
-
-
-class Section(pydantic.BaseModel):
-    """A group of keys: nothing unknown, nothing converted, nothing changed later."""
-
-    # What is written in the wrong place may be a secret: errors name the place alone.
-    model_config = pydantic.ConfigDict(
-        strict=True, extra="forbid", frozen=True, hide_input_in_errors=True
-    )
 
 
 class MessageSpec(Section):
@@ -64,17 +59,25 @@ class InputSpec(Section):
         allow_special_tokens: The text of a special token in a row counts as that token; by
             default it stays text.
         max_prompt_bytes: Longest prompt, in UTF-8 bytes, that is tokenized at all.
+        on_too_long: What becomes of a row whose prompt tokens leave no room for a completion: a
+            row error, a prompt cut on the left, on the right or in the middle, or nothing.
+        on_null: What becomes of a row whose prompt is null or would write a null.
+        system_role: "merge" puts a chat's leading system messages in front of the content of its
+            first user message, for templates that refuse the role.
     """
 
-    path: _Texts
+    path: Texts
     prompt: str | None = None
     prompt_column: str | None = None
     prompt_ids_column: str | None = None
     messages: Annotated[tuple[MessageSpec, ...], Field(strict=False)] | None = None
     messages_column: str | None = None
-    columns: _Texts | None = None
+    columns: Texts | None = None
     allow_special_tokens: bool = False
     max_prompt_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
+    on_too_long: OnTooLong = "error"
+    on_null: OnNull = "error"
+    system_role: SystemRole = "keep"
 
     @property
     def prompt_source(self) -> str:
@@ -124,6 +127,7 @@ class OutputSpec(Section):
         rows_per_part: Rows of a part file, the unit that is finished or redone as a whole.
         token_ids: Also write every token id that was sampled.
         prompt: Also write the text that was tokenized.
+        explode: A row for each completion of an input row instead of a list of completions.
         durability: What a finished part survives: "machine", a power loss; "process", the end of
             the process.
         journal_interval: Most seconds of finished rows that a kill can cost.
@@ -133,6 +137,7 @@ class OutputSpec(Section):
     rows_per_part: int = Field(default=2048, ge=1)
     token_ids: bool = False
     prompt: bool = False
+    explode: bool = False
     durability: Durability = "machine"
     journal_interval: float = Field(default=5.0, ge=0, le=3600)
 
@@ -142,74 +147,26 @@ class OutputSpec(Section):
         return _check_place(value)
 
 
-class SamplingColumns(Section):
-    """Input columns that set a parameter row by row; a null takes the job's value.
-
-    Attributes:
-        max_tokens: A column of integers.
-        temperature: A column of numbers.
-        seed: A column of integers.
-    """
-
-    max_tokens: str | None = None
-    temperature: str | None = None
-    seed: str | None = None
-
-
-class SamplingSpec(Section):
-    """How tokens are chosen and when a completion ends; see `SamplingParams`.
-
-    Attributes:
-        columns: Parameters that come from the row instead.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: _Texts = ()
-    stop_token_ids: _TokenIds = ()
-    include_stop: bool = False
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    columns: SamplingColumns = SamplingColumns()
-
-    @pydantic.field_validator("stop", "stop_token_ids", mode="before")
-    @classmethod
-    def _null_or_one(cls, value: object) -> object:
-        if value is None:
-            return ()
-        return value if isinstance(value, list | tuple) else [value]
-
-    @pydantic.field_validator("*")
-    @classmethod
-    def _check_range(cls, value: object, info: _FieldInfo) -> object:
-        return _check_by(SamplingParams, value, info.field_name)
-
-    @pydantic.model_validator(mode="after")
-    def _check_min_tokens(self) -> "SamplingSpec":
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        return self
-
-
 class EngineSpec(Section):
     """Sizes and limits of the engine; see `EngineConfig`."""
 
     dtype: DType | None = None
+    kv_dtype: KVDType | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = EngineConfig.__dataclass_fields__["max_num_seqs"].default
+    max_num_seqs: int = _ENGINE["max_num_seqs"].default
     max_num_batched_tokens: int | None = None
-    block_size: int = EngineConfig.__dataclass_fields__["block_size"].default
+    block_size: int = _ENGINE["block_size"].default
     num_blocks: int | None = None
-    memory_utilization: float = EngineConfig.__dataclass_fields__["memory_utilization"].default
+    memory_utilization: float = _ENGINE["memory_utilization"].default
+    prefix_cache: bool = _ENGINE["prefix_cache"].default
+    preemption: Preemption = _ENGINE["preemption"].default
+    swap_space: float = _ENGINE["swap_space"].default
+    deterministic: bool | None = None
 
     @pydantic.field_validator("*")
     @classmethod
-    def _check_range(cls, value: object, info: _FieldInfo) -> object:
-        return _check_by(EngineConfig, value, info.field_name)
+    def _check_range(cls, value: object, info: FieldInfo) -> object:
+        return check_by(EngineConfig, value, info.field_name)
 
 
 class EvalSpec(Section):
@@ -244,13 +201,3 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is listed twice")
     return names
-
-
-def _check_by(owner: type, value: object, name: str | None) -> object:
-    """`value`, once the dataclass that owns the field's range has accepted it."""
-    if name is not None and name in owner.__dataclass_fields__:
-        try:
-            owner(**{name: value})
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-    return value

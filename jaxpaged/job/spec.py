@@ -14,7 +14,9 @@ from pydantic import Field
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import spec_errors, spec_file
-from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec, SamplingSpec, Section
+from jaxpaged.job.sampling_section import SamplingSpec
+from jaxpaged.job.section import Section
+from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec
 from jaxpaged.request import SamplingParams
 from jaxpaged.storage import access
 from jaxpaged.storage.options import StorageOptions, check_group

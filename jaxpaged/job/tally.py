@@ -1,19 +1,20 @@
 """Counts over written rows: errors, tokens, how completions ended, scores.
 
 Everything is counted from the rows as they stand in the output, so that a run that finds finished
-parts counts them like its own.
+parts counts them like its own. Where each row of the input gave several rows, these are counted as
+one, as if they were one with a list of completions.
 """
 
 import collections
 import dataclasses
 import pathlib
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jaxpaged.job import columns
+from jaxpaged.job import result_columns, row_window
 from jaxpaged.job.sections import EvalSpec
 
 MAX_GROUPS = 100
@@ -61,7 +62,8 @@ class MetricScore:
 
     Attributes:
         metric: Its name.
-        overall: Over all rows that could be scored; a failed row counts as wrong.
+        overall: Over all rows that could be scored, by their first completion; a failed row
+            counts as wrong, a skipped one does not count.
         by: The same for each value of the grouping column; empty without one.
     """
 
@@ -88,10 +90,12 @@ class Counts:
         rows: Rows.
         finish_reasons: Rows by finish reason.
         tokens: Sums of prompt, completion and cached tokens.
-        partial_characters: Completions cut inside a character.
+        partial_characters: Rows with a completion that was cut inside a character.
         errors: Failed rows by code.
         examples: The first failed rows by code.
         scores: By metric and group.
+        truncated_prompts: Rows whose prompts were cut.
+        truncated_tokens: Tokens that were cut out of them.
     """
 
     rows: int
@@ -101,6 +105,8 @@ class Counts:
     errors: dict[str, int]
     examples: dict[str, tuple[RowError, ...]]
     scores: tuple[GroupScore, ...]
+    truncated_prompts: int = 0
+    truncated_tokens: int = 0
 
 
 class Tally:
@@ -108,16 +114,21 @@ class Tally:
 
     Args:
         scoring: What was scored; None for nothing.
+        rows_each: Consecutive rows of the output for each row of the input.
 
     Attributes:
-        columns: The output columns that are counted.
-        num_rows: Rows.
+        num_rows: Rows of the input.
         finish_reasons: Rows by finish reason.
         tokens: Sums of prompt, completion and cached tokens.
-        num_partial_characters: Completions cut inside a character.
+        num_partial_characters: Rows with a completion that was cut inside a character.
+        num_truncated_prompts: Rows whose prompts were cut.
+        num_truncated_tokens: Tokens that were cut out of them.
     """
 
-    def __init__(self, scoring: EvalSpec | None) -> None:
+    def __init__(self, scoring: EvalSpec | None, rows_each: int = 1) -> None:
+        self._rows_each = rows_each
+        # What a table ended with that is not a whole row of the input.
+        self._rest: pa.Table | None = None
         self._by = scoring.by if scoring else None
         self._metrics = scoring.metrics if scoring else ()
         self._error_counts: collections.Counter[str] = collections.Counter()
@@ -128,13 +139,8 @@ class Tally:
         self.finish_reasons: collections.Counter[str] = collections.Counter()
         self.tokens: collections.Counter[str] = collections.Counter()
         self.num_partial_characters = 0
-        self.columns = (
-            *("finish_reason", "error_code", "error_message", "row"),
-            *("prompt_tokens", "completion_tokens", "cached_tokens"),
-            "ends_in_partial_character",
-            *(columns.score_name(metric) for metric in self._metrics),
-            *((self._by,) if self._by else ()),
-        )
+        self.num_truncated_prompts = 0
+        self.num_truncated_tokens = 0
 
     @property
     def num_errors(self) -> int:
@@ -148,8 +154,23 @@ class Tally:
             OSError: It cannot be read, or is no part.
         """
         with pq.ParquetFile(part, pre_buffer=False) as file:
-            for batch in file.iter_batches(columns=list(self.columns)):
+            for batch in file.iter_batches(columns=self.columns_of(file.schema_arrow)):
                 self.add(pa.Table.from_batches([batch]))
+
+    def columns_of(self, schema: pa.Schema) -> list[str]:
+        """The columns of an output that are counted."""
+        names = [
+            *("finish_reason", "error_code", "error_message", "row"),
+            *("prompt_tokens", "completion_tokens", "cached_tokens"),
+            "ends_in_partial_character",
+            *(result_columns.score_name(metric) for metric in self._metrics),
+            *((self._by,) if self._by else ()),
+        ]
+        return (
+            [*names, result_columns.TRUNCATED]
+            if result_columns.TRUNCATED in schema.names
+            else names
+        )
 
     def add_counts(self, counts: Counts) -> None:
         """Counts what was counted before."""
@@ -157,6 +178,8 @@ class Tally:
         self.finish_reasons.update(counts.finish_reasons)
         self.tokens.update(counts.tokens)
         self.num_partial_characters += counts.partial_characters
+        self.num_truncated_prompts += counts.truncated_prompts
+        self.num_truncated_tokens += counts.truncated_tokens
         self._error_counts.update(counts.errors)
         for code, rows in counts.examples.items():
             known = self._examples[code]
@@ -179,15 +202,26 @@ class Tally:
                 GroupScore(metric=metric, group=group, correct=count[True], scored=count.total())
                 for (metric, group), count in self._scores.items()
             ),
+            truncated_prompts=self.num_truncated_prompts,
+            truncated_tokens=self.num_truncated_tokens,
         )
 
     def add(self, table: pa.Table) -> None:
-        """Counts the rows of a table that has at least `columns`."""
-        self.num_rows += table.num_rows
-        self.finish_reasons.update(table["finish_reason"].to_pylist())
-        for kind in ("prompt", "completion", "cached"):
-            self.tokens[kind] += _sum(table[f"{kind}_tokens"])
-        self.num_partial_characters += _sum(table["ends_in_partial_character"])
+        """Counts the rows of a table that has at least the columns that are counted."""
+        if self._rows_each > 1:
+            table = self._with_rest(table)
+        self.num_rows += table.num_rows // self._rows_each
+        reasons = self._grouped(table["finish_reason"])
+        self.finish_reasons.update(map(row_window.row_finish_reason, reasons))
+        self.tokens["prompt"] += _sum(self._firsts(table["prompt_tokens"]))
+        self.tokens["completion"] += _sum(table["completion_tokens"])
+        self.tokens["cached"] += _sum(self._firsts(table["cached_tokens"]))
+        cuts = self._grouped(table["ends_in_partial_character"])
+        self.num_partial_characters += sum(map(any, cuts))
+        if result_columns.TRUNCATED in table.column_names:
+            counts = self._firsts(table[result_columns.TRUNCATED]).to_pylist()
+            self.num_truncated_prompts += sum(map(bool, counts))
+            self.num_truncated_tokens += sum(count or 0 for count in counts)
         self._add_errors(table)
         if self._metrics:
             self._add_scores(table)
@@ -222,9 +256,29 @@ class Tally:
         counter = self._scores.get((metric, group), collections.Counter())
         return ScoreCount(correct=counter[True], scored=counter.total())
 
+    def _with_rest(self, table: pa.Table) -> pa.Table:
+        """The table from the first row of the input that was not counted to the last whole one."""
+        if self._rest is not None:
+            table = pa.concat_tables([self._rest, table])
+        whole = table.num_rows - table.num_rows % self._rows_each
+        self._rest = table.slice(whole) if whole < table.num_rows else None
+        return table.slice(0, whole)
+
+    def _firsts(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Of each row of the input the first value."""
+        if self._rows_each == 1:
+            return values
+        return values.take(pa.array(range(0, len(values), self._rows_each), pa.int64()))
+
+    def _grouped(self, values: pa.ChunkedArray) -> list[list[Any]]:
+        """The values of each row of the input."""
+        items, each = values.to_pylist(), self._rows_each
+        return [items[start : start + each] for start in range(0, len(items), each)]
+
     def _add_errors(self, table: pa.Table) -> None:
         # Of these columns only: the grouping column may have a type that Arrow cannot filter.
-        failed = table.select(["error_code", "error_message", "row"])
+        names = ["error_code", "error_message", "row"]
+        failed = pa.table([self._firsts(table[name]) for name in names], names)
         failed = failed.filter(pc.call_function("is_valid", [failed["error_code"]]))
         codes = failed["error_code"].to_pylist()
         self._error_counts.update(codes)
@@ -235,11 +289,12 @@ class Tally:
                 self._examples[code].append(RowError(**row, message=message))
 
     def _add_scores(self, table: pa.Table) -> None:
-        groups: list[str | None] = [None] * table.num_rows
+        each = self._rows_each
+        groups: list[str | None] = [None] * (table.num_rows // each)
         if self._by is not None:
-            groups = [self._group(value) for value in table[self._by].to_pylist()]
+            groups = [self._group(value) for value in table[self._by].to_pylist()[::each]]
         for metric in self._metrics:
-            values = table[columns.score_name(metric)].to_pylist()
+            values = table[result_columns.score_name(metric)].to_pylist()[::each]
             for value, group in zip(values, groups, strict=True):
                 if value is not None:
                     for key in {None, group}:

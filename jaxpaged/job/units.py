@@ -25,6 +25,7 @@ class Unit:
         stop: One past its last row.
         revision: The revision of the output folder that makes it; see `history`.
         fingerprint: That revision's fingerprint; "" where nobody asks.
+        rows_each: Rows of the part for each row of the input.
     """
 
     index: int
@@ -32,11 +33,17 @@ class Unit:
     stop: int
     revision: int = 0
     fingerprint: str = ""
+    rows_each: int = 1
 
     @property
     def num_rows(self) -> int:
-        """Rows of the unit."""
+        """Rows of the input in the unit."""
         return self.stop - self.start
+
+    @property
+    def num_part_rows(self) -> int:
+        """Rows of its part."""
+        return self.num_rows * self.rows_each
 
     @property
     def part_name(self) -> str:
@@ -69,7 +76,8 @@ class Units:
 
     Attributes:
         segments: The rows, the job's first input in front.
-        rows_per_part: Rows of every unit but the last of a segment.
+        rows_per_part: Rows of the input in every unit but the last of a segment.
+        rows_each: Rows of a part for each of them.
 
     Raises:
         ConfigError: There would be more units than part names.
@@ -77,6 +85,7 @@ class Units:
 
     segments: tuple[Segment, ...]
     rows_per_part: int
+    rows_each: int = 1
 
     def __post_init__(self) -> None:
         if len(self) > MAX_UNITS:
@@ -108,6 +117,7 @@ class Units:
             stop=min(start + self.rows_per_part, first_row + segment.num_rows),
             revision=segment.revision,
             fingerprint=segment.fingerprint,
+            rows_each=self.rows_each,
         )
 
     @cached_property

@@ -18,7 +18,7 @@ from jaxpaged.job.input.row_batch import Row
 from jaxpaged.job.output import output_view
 from jaxpaged.job.planned_job import PlannedJob, RunOptions
 from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
-from jaxpaged.job.prompt.row_fault import RowFault
+from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Unit
 
@@ -31,9 +31,9 @@ class PromptPreview:
 
     Attributes:
         row: The row's address, for people.
-        text: What is tokenized; empty for a row at fault.
-        num_tokens: Its tokens; None for a row at fault.
-        problem: What is wrong; None if nothing is.
+        text: What is tokenized; empty for a row at fault or passed over.
+        num_tokens: Its tokens; None for a row at fault or passed over.
+        problem: What is wrong, or what a run would cut or pass over; None if nothing.
     """
 
     row: str
@@ -113,18 +113,19 @@ def _preview(row: Row, builder: PromptBuilder, job: PlannedJob) -> PromptPreview
     try:
         row.check()
         prompt = builder.build(row.cells)
-    except RowFault as fault:
-        return PromptPreview(row=row.place, text="", num_tokens=None, problem=str(fault))
+    except (RowFault, RowSkipped) as reason:
+        return PromptPreview(row=row.place, text="", num_tokens=None, problem=str(reason))
     return PromptPreview(
         row=row.place,
         text=builder.text(prompt),
-        num_tokens=len(prompt.ids),
+        num_tokens=len(prompt.whole_ids),
         problem=_problem(prompt, job),
     )
 
 
 def _problem(prompt: Prompt, job: PlannedJob) -> str | None:
-    """Why the engine would refuse the prompt, as far as that is known without one."""
+    """Why the engine would refuse the prompt, as far as that is known without one, or what of it
+    would be cut."""
     num_tokens, engine = len(prompt.ids), job.spec.engine
     room = job.max_model_len - num_tokens
     if room < 1:
@@ -139,6 +140,11 @@ def _problem(prompt: Prompt, job: PlannedJob) -> str | None:
         return (
             f"{num_tokens:,} tokens and {wanted:,} new ones need {needed:,} blocks; "
             f"engine.num_blocks is {engine.num_blocks:,}"
+        )
+    if prompt.truncated:
+        return (
+            f"{prompt.truncated:,} of {len(prompt.whole_ids):,} tokens would be cut "
+            f"({job.spec.input.on_too_long})"
         )
     return None
 

@@ -1,8 +1,8 @@
 """Self-attention of one layer: project, write to the pool, read only through the pool.
 
 A step first writes the keys and values of its tokens and then attends through the block tables,
-to its own tokens too. So a token's keys and values are the same whether they came from one prefill
-or from chunks, and up to rounding also after a recompute.
+to its own tokens too. So a token's keys and values are the same whether they came from one prefill,
+from chunks, from a block that is shared, or were computed again.
 """
 
 from typing import NamedTuple
@@ -23,20 +23,21 @@ from pallas_kernels import PrefillTiles
 class AttentionBatch(NamedTuple):
     """What attention needs to know of a step, the same for every layer.
 
-    The flat token axis holds the decode tokens first, one per lane and in lane order, then the
-    prefill segments.
+    The flat token axis holds the decode queries first, then the prefill segments, then padding.
     """
 
-    slot_mapping: Int[AnyArray, " T"]
+    slot_mapping: Int[Array, " T"]
     """Slot each token's key and value are written to; padding is out of range."""
-    block_tables: Int[AnyArray, "B W"]
+    block_tables: Int[Array, "B W"]
     """Pool block of each logical block, per lane."""
-    context_lens: Int[AnyArray, " B"]
-    """Context length of each decode lane."""
+    token_lanes: Int[AnyArray, " T"]
+    """Lane of each decode query."""
+    context_lens: Int[Array, " T"]
+    """Tokens that each decode query attends to, itself included."""
     num_decodes: Int[AnyArray, ""]
-    """Decode lanes; they are the first ones."""
+    """Decode queries; they are the first ones."""
     tiles: PrefillTiles | None
-    """The prefill segments; None in a step that only decodes."""
+    """The prefill segments; None in a step without any."""
 
 
 class Attention(nnx.Module):
@@ -58,6 +59,7 @@ class Attention(nnx.Module):
         x: Float[Array, "T M"],
         *,
         layer: Int[Array, ""],
+        window: Int[Array, ""],
         rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
         batch: AttentionBatch,
     ) -> tuple[Float[Array, "T M"], KVPool]:
@@ -67,7 +69,9 @@ class Attention(nnx.Module):
         k = layers.rotate(self.k_proj(x).reshape(num_tokens, -1, self.head_dim), rotary)
         v = self.v_proj(x).reshape(num_tokens, -1, self.head_dim)
         pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
-        attended = attend(pool, q, layer=layer, batch=batch, scale=self.head_dim**-0.5)
+        attended = attend(
+            pool, q, layer=layer, window=window, batch=batch, scale=self.head_dim**-0.5
+        )
         return self.o_proj(attended.reshape(num_tokens, -1)), pool
 
 
@@ -76,31 +80,24 @@ def attend(
     q: Float[Array, "T H D"],
     *,
     layer: Int[Array, ""],
+    window: Int[Array, ""],
     batch: AttentionBatch,
     scale: float,
 ) -> Float[Array, "T H D"]:
-    """Attention of the decode lanes and of the prefill segments, each by its own function."""
-    num_lanes = batch.block_tables.shape[0]
+    """Attention of the decode queries and of the prefill segments, each by its own function."""
+    shared = {"layer": layer, "block_tables": batch.block_tables, "window": window, "scale": scale}
     decoded = pallas_kernels.decode_attention(
-        q[:num_lanes],
-        pool.k,
-        pool.v,
-        layer=layer,
-        block_tables=batch.block_tables,
-        context_lens=batch.context_lens,
-        num_lanes=batch.num_decodes,
-        scale=scale,
-    )
-    if batch.tiles is None:
-        return decoded
-    prefilled = pallas_kernels.prefill_attention(
         q,
         pool.k,
         pool.v,
-        layer=layer,
-        block_tables=batch.block_tables,
-        tiles=batch.tiles,
-        scale=scale,
+        token_lanes=batch.token_lanes,
+        context_lens=batch.context_lens,
+        num_queries=batch.num_decodes,
+        **shared,
     )
+    if batch.tiles is None:
+        return decoded
     # The two cover different tokens, and where one has none it is zero.
-    return prefilled.at[:num_lanes].add(decoded)
+    return decoded + pallas_kernels.prefill_attention(
+        q, pool.k, pool.v, tiles=batch.tiles, **shared
+    )

@@ -4,14 +4,21 @@ Knows nothing of weights or devices.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.config_fields import Fields
 from jaxpaged.model.config_keys import check_keys
+from jaxpaged.model.config_windows import Windows, read_windows
 
 RopeType = Literal["linear", "llama3"]
+
+# A file may lie; a value per layer is made before any tensor is looked for.
+_MAX_LAYERS = 4096
+
+# What Hugging Face takes for a Mistral where a key is absent (null says none).
+_MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,8 @@ class ModelConfig:
         tie_word_embeddings: The head is the embedding.
         attention_bias: All four attention projections have a bias.
         mlp_bias: All three MLP projections have a bias.
+        windows: Of every layer, the keys that a query sees, its own included; None where it sees
+            all of them. All None unless given.
     """
 
     vocab_size: int
@@ -69,21 +78,37 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+    windows: Windows = ()
+
+    def __post_init__(self) -> None:
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.num_layers)
+        if len(self.windows) != self.num_layers:
+            raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
+
+    @property
+    def max_window(self) -> int | None:
+        """The widest window, or None if a layer sees all keys: what lies outside of it, no layer
+        reads again."""
+        widths = [window for window in self.windows if window is not None]
+        return max(widths) if len(widths) == len(self.windows) else None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], where: str) -> "ModelConfig":
-        """The value of a Hugging Face Llama configuration.
+        """The value of a Hugging Face configuration of a Llama or a Mistral.
 
         Args:
             config: The parsed `config.json`.
             where: Names the file in errors.
 
         Raises:
-            CheckpointError: Not a Llama, a key is missing or malformed, or a key asks for a
+            CheckpointError: Neither of them, a key is missing or malformed, or a key asks for a
                 behaviour that is not supported; the message names the key.
         """
         check_keys(config, where)
-        fields = _Fields(config, where)
+        if config["model_type"] == "mistral":
+            config = {**_MISTRAL_DEFAULTS, **config}
+        fields = Fields(values=config, where=where)
         num_heads = fields.size("num_attention_heads")
         num_kv_heads = fields.size("num_key_value_heads", num_heads)
         hidden_size = fields.size("hidden_size")
@@ -92,12 +117,15 @@ class ModelConfig:
             fields.fail("num_key_value_heads", f"a divisor of {num_heads} heads")
         if head_dim % 2 or head_dim == 0:
             fields.fail("head_dim", f"an even width, not {head_dim}")
+        num_layers = fields.size("num_hidden_layers")
+        if num_layers > _MAX_LAYERS:
+            fields.fail("num_hidden_layers", f"at most {_MAX_LAYERS} layers")
         rope_theta, rope_scaling = _rope(fields)
         return cls(
             vocab_size=fields.size("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=fields.size("intermediate_size"),
-            num_layers=fields.size("num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -108,47 +136,8 @@ class ModelConfig:
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             attention_bias=fields.flag("attention_bias"),
             mlp_bias=fields.flag("mlp_bias"),
+            windows=read_windows(fields, num_layers),
         )
-
-
-class _Fields:
-    """Typed look-ups in one parsed JSON object, with errors that name the file and the key."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            self.fail(key, "a whole number above 0")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self.fail(key, "a number")
-        if not 0.0 < value < math.inf:
-            self.fail(key, "a finite number above 0")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self._value(key, False)
-        if not isinstance(value, bool):
-            self.fail(key, "true or false")
-        return value
-
-    def fail(self, key: str, expected: str) -> NoReturn:
-        found = self.values.get(key)
-        raise CheckpointError(f"{self.where}: {key} is {found!r}; expected {expected}")
-
-    def _value(self, key: str, default: object) -> object:
-        value = self.values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise CheckpointError(f"{self.where}: {key} is missing; a Llama model needs it")
-        return value
 
 
 _ROPE_KEYS = frozenset(
@@ -164,7 +153,7 @@ _ROPE_KEYS = frozenset(
 )
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """The rotary base and scaling, from the old spelling or from `rope_parameters`."""
     rope = _rope_fields(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
@@ -187,10 +176,10 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     return theta, scaling
 
 
-def _rope_fields(fields: _Fields) -> _Fields:
+def _rope_fields(fields: Fields) -> Fields:
     given = [key for key in ("rope_parameters", "rope_scaling") if fields.values.get(key)]
     if not given:
-        return _Fields({}, fields.where)
+        return Fields(values={}, where=fields.where)
     if len(given) == 2 and fields.values[given[0]] != fields.values[given[1]]:
         fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
     rope = fields.values[given[0]]
@@ -204,4 +193,4 @@ def _rope_fields(fields: _Fields) -> _Fields:
             f"{fields.where}: {given[0]}: {', '.join(unknown)} is not supported; supported keys "
             "are " + ", ".join(sorted(_ROPE_KEYS))
         )
-    return _Fields(rope, f"{fields.where}: {given[0]}")
+    return Fields(values=rope, where=f"{fields.where}: {given[0]}")

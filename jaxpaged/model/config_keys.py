@@ -1,4 +1,4 @@
-"""Which keys of a `config.json` a Llama has, and which ask for another model.
+"""Which keys of a `config.json` a Llama or a Mistral has, and which ask for another model.
 
 Every key is honoured, known to be without effect on completions, or refused by name.
 """
@@ -21,6 +21,7 @@ _HONOURED = frozenset(
         "head_dim",
         "hidden_size",
         "intermediate_size",
+        "layer_types",
         "max_position_embeddings",
         "mlp_bias",
         "model_type",
@@ -31,7 +32,9 @@ _HONOURED = frozenset(
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
+        "sliding_window",
         "tie_word_embeddings",
+        "use_sliding_window",
         "vocab_size",
     }
 )
@@ -56,14 +59,14 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 
+# A Mistral's weights are a Llama's, by name too; it differs in having a sliding window.
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+
 # A key that changes what the model computes, and the values that leave it as it is.
 _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": (None, "silu"),
-    "sliding_window": (None,),
-    "use_sliding_window": (None, False),
     "attention_chunk_size": (None,),
-    "layer_types": (None,),
     "no_rope_layers": (None, []),
     "partial_rotary_factor": (None, 1.0),
     "rope_interleaved": (None, False),
@@ -89,7 +92,7 @@ _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def check_keys(config: Mapping[str, Any], where: str) -> None:
-    """Makes sure that `config` describes a Llama and nothing more.
+    """Makes sure that `config` describes a Llama or a Mistral and nothing more.
 
     Raises:
         CheckpointError: Another architecture, or a key that asks for a behaviour that is not
@@ -112,11 +115,13 @@ def _check_architecture(config: Mapping[str, Any], where: str) -> None:
     model_type = config.get("model_type")
     if model_type is None:
         raise CheckpointError(
-            f"{where}: model_type is missing; expected the config.json of a Llama model"
+            f"{where}: model_type is missing; expected the config.json of a Llama or Mistral model"
         )
-    architectures = config.get("architectures") or ["LlamaForCausalLM"]
-    if model_type != "llama" or architectures != ["LlamaForCausalLM"]:
+    expected = _ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    architectures = config.get("architectures") or [expected]
+    if expected is None or architectures != [expected]:
+        supported = " or ".join(f"{kind!r} with {name!r}" for kind, name in _ARCHITECTURES.items())
         raise CheckpointError(
             f"{where}: model_type {model_type!r} with architectures {architectures!r} is not "
-            "supported; supported is model_type 'llama' with 'LlamaForCausalLM'"
+            f"supported; supported is model_type {supported}"
         )

@@ -12,6 +12,10 @@ from jaxpaged.model import rope
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
 
+# XLA on CPU sums up small arrays in another order than larger ones; with 64 rows of so many numbers
+# or more the order does not depend on how many rows there are, and a product's never does.
+_NARROW = 64
+
 
 class Linear(nnx.Module):
     """`x @ kernel + bias`, the kernel stored as `[in, out]`."""
@@ -38,7 +42,11 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
         """The normed rows, in the dtype they came in."""
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        if wide.shape[1] < _NARROW:
+            ones = jnp.ones((wide.shape[1], 1), jnp.float32)
+            mean_square = jnp.matmul(wide * wide, ones, precision="highest") / wide.shape[1]
+        else:
+            mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.eps)
         return normed.astype(x.dtype) * self.scale[...][None, :]
 

@@ -21,6 +21,9 @@ from jaxpaged.shapes import AnyArray
 
 LayerLoop = Literal["scan", "unrolled"]
 
+# The window of a layer without one: more keys than any sequence has.
+_ALL_KEYS = 2**30
+
 
 class MLP(nnx.Module):
     """SwiGLU feed-forward (arXiv:2002.05202)."""
@@ -52,12 +55,18 @@ class DecoderLayer(nnx.Module):
         x: Float[Array, "T M"],
         *,
         layer: Int[Array, ""],
+        window: Int[Array, ""],
         rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
         batch: AttentionBatch,
     ) -> tuple[Float[Array, "T M"], KVPool]:
         """The stream behind this layer, and the pool."""
         attended, pool = self.self_attn(
-            pool, self.input_layernorm(x), layer=layer, rotary=rotary, batch=batch
+            pool,
+            self.input_layernorm(x),
+            layer=layer,
+            window=window,
+            rotary=rotary,
+            batch=batch,
         )
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), pool
@@ -97,19 +106,20 @@ class Llama(nnx.Module):
         positions: Int[AnyArray, " T"],
         *,
         batch: AttentionBatch,
-        sampled_tokens: Int[AnyArray, " B"],
-    ) -> tuple[Float[Array, "B V"], KVPool]:
-        """Logits (float32) behind the `sampled_tokens`, which index the token axis; the pool."""
+    ) -> tuple[Float[Array, "T M"], KVPool]:
+        """The stream behind the last layer, for every token; the pool with the tokens in it."""
         x = self.embed_tokens[...][token_ids]
         rotary = layers.rotary_tables(positions, self.config)
+        windows = jnp.asarray([window or _ALL_KEYS for window in self.config.windows], jnp.int32)
         if isinstance(self.layers, DecoderLayer):
-            x, pool = _scan(self.layers, pool, x, rotary=rotary, batch=batch)
-        else:
-            x, pool = _unrolled(self.layers, pool, x, rotary=rotary, batch=batch)
-        x = self.norm(x[sampled_tokens])
+            return _scan(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)
+        return _unrolled(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)
+
+    def logits(self, stream: Float[Array, "R M"]) -> Float[Array, "R V"]:
+        """Logits (float32) of rows of the stream behind the last layer."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits = jnp.einsum("bm,vm->bv", x, head[...], preferred_element_type=jnp.float32)
-        return logits, pool
+        x = self.norm(stream)
+        return jnp.einsum("rm,vm->rv", x, head[...], preferred_element_type=jnp.float32)
 
 
 def _unrolled(
@@ -117,11 +127,14 @@ def _unrolled(
     pool: KVPool,
     x: Float[Array, "T M"],
     *,
+    windows: Int[Array, " L"],
     rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
     batch: AttentionBatch,
 ) -> tuple[Float[Array, "T M"], KVPool]:
     for index, layer in enumerate(layer_list):
-        x, pool = layer(pool, x, layer=jnp.int32(index), rotary=rotary, batch=batch)
+        x, pool = layer(
+            pool, x, layer=jnp.int32(index), window=windows[index], rotary=rotary, batch=batch
+        )
     return x, pool
 
 
@@ -130,6 +143,7 @@ def _scan(
     pool: KVPool,
     x: Float[Array, "T M"],
     *,
+    windows: Int[Array, " L"],
     rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
     batch: AttentionBatch,
 ) -> tuple[Float[Array, "T M"], KVPool]:
@@ -139,7 +153,7 @@ def _scan(
     def body(carry, weights):
         pool, x, index = carry
         layer = nnx.merge(graph, weights)
-        x, pool = layer(pool, x, layer=index, rotary=rotary, batch=batch)
+        x, pool = layer(pool, x, layer=index, window=windows[index], rotary=rotary, batch=batch)
         return (pool, x, index + 1), None
 
     (pool, x, _), _ = jax.lax.scan(body, (pool, x, jnp.int32(0)), stacked)

@@ -117,6 +117,10 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
+    def encode_text(self, text: str) -> list[int]:
+        """The token ids of `text` alone, with no beginning-of-sequence token in front."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`, spaces as they are.
 

@@ -19,6 +19,11 @@ VARIANTS = {
     "mlp_bias": {"mlp_bias": True},
     "heads_9_3_width_64": {"heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 48},
     "one_kv_head": {"heads": 4, "kv_heads": 1},
+    "window": {"model_type": "mistral", "sliding_window": 8},
+    "window_in_one_layer": {
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "head_wider_than_share": {"heads": 2, "kv_heads": 2, "head_dim": 24},
     "linear_rope": {"rope": {"rope_type": "linear", "factor": 4.0}},
     "llama3_rope": {

@@ -70,6 +70,49 @@ def scripted(tmp_path_factory) -> Callable[..., Engine]:
     return build
 
 
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory) -> Callable[..., pathlib.Path]:
+    """Folder of a random model of 64 wide; one for each way of asking, shared by all tests.
+
+    Its end-of-sequence tokens are 2 (the tokenizer's), 5 and 7.
+    """
+
+    @functools.cache
+    def written(**model) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp("tiny") / "model"
+        return write_tiny_llama(folder, **{"hidden": 64, "eos_token_id": (5, 7)} | model)
+
+    return written
+
+
+def run_requests(
+    engine: Engine, requests: list[Request], *, steps_between: int = 0
+) -> list[list[Completion]]:
+    """Each request's completions; the engine must be sound after each step and empty at the end.
+
+    Args:
+        engine: Has nothing to do yet.
+        requests: Their ids have to differ.
+        steps_between: Steps run after each request is added; 0 adds all of them at once.
+    """
+    done: dict[int, list[Completion]] = {}
+
+    def step() -> None:
+        for completion in engine.step():
+            done.setdefault(completion.request_id, []).append(completion)
+        engine.check_integrity()
+
+    for request in requests:
+        engine.add_request(request)
+        for _ in range(steps_between):
+            step()
+    while engine.has_work():
+        step()
+    assert engine.num_unfinished() == 0
+    assert engine.stats.used_blocks == engine.stats.running == engine.stats.waiting == 0
+    return [done[request.request_id] for request in requests]
+
+
 def run_all(
     engine: Engine,
     prompts: list[list[int]],
@@ -100,3 +143,9 @@ def run_all(
 def run() -> Callable[..., list[Completion]]:
     """`run_all` as a fixture."""
     return run_all
+
+
+@pytest.fixture(scope="session")
+def run_samples() -> Callable[..., list[list[Completion]]]:
+    """`run_requests` as a fixture."""
+    return run_requests

@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpaged.errors import ConfigError, InputSchemaError
-from jaxpaged.job import columns
+from jaxpaged.job import columns, result_columns
 from jaxpaged.job.input import input_plan
 from jaxpaged.storage.files import SourceFiles
 
@@ -174,3 +174,59 @@ def test_extension_types_are_carried_as_their_storage(tmp_path, plan):
     pq.write_table(pa.table({"q": ["a"], "u": uuids}), tmp_path / "in" / "x.parquet")
 
     assert plan(input={"prompt_column": "q"}).output.field("u").type == pa.binary(16)
+
+
+SAMPLE = ["text", "finish_reason", "stop_reason", "completion_tokens", "cumulative_logprob",
+          "ends_in_partial_character"]  # fmt: skip
+
+
+def written(found) -> list[str]:
+    """The columns that every job writes, and some do, without the carried ones."""
+    return found.output.names[len(found.carried) :]
+
+
+FLAT = [field.name for field in result_columns.RESULT_FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "more"),
+    [
+        ({}, []),
+        ({"logprobs": 0}, ["cumulative_logprob", "logprobs"]),
+        ({"best_of": 3, "temperature": 1.0}, ["cumulative_logprob"]),
+        ({"beam_width": 3}, ["cumulative_logprob", "score"]),
+        ({"prompt_logprobs": 1}, ["prompt_logprobs"]),
+    ],
+)
+def test_what_is_asked_of_the_engine_is_written(write_rows, plan, sampling, more):
+    write_rows(q=["a"])
+    job = {"input": {"prompt_column": "q"}}
+
+    assert written(plan(**job, sampling=sampling)) == [*FLAT, *more]
+    assert written(plan(**job, sampling=sampling, output={"explode": True})) == [
+        *FLAT, "sample", *more,
+    ]  # fmt: skip
+
+
+def test_several_completions_are_a_list_of_all_that_is_said_of_one(write_rows, plan):
+    write_rows(q=["a"])
+    job = {"input": {"prompt_column": "q"}, "sampling": {"n": 2, "temperature": 1.0}}
+
+    found = plan(**job)
+    rich = plan(
+        input=job["input"] | {"on_too_long": "truncate_left"},
+        output={"token_ids": True, "prompt": True},
+        sampling={"n": 2, "beam_width": 2, "logprobs": 1, "prompt_logprobs": 1},
+    )
+
+    assert written(found) == ["completions", *FLAT[1:]]
+    kind = found.output.field("completions").type
+    assert [field.name for field in kind.value_type] == SAMPLE
+    assert (found.form, found.rows_each) == ("list", 1)
+    assert written(rich) == [
+        "completions", *FLAT[1:], "prompt", "prompt_logprobs", "truncated_tokens",
+    ]  # fmt: skip
+    names = [field.name for field in rich.output.field("completions").type.value_type]
+    assert names == [*SAMPLE, "score", "logprobs", "token_ids"]
+    assert (plan(**job, output={"explode": True}).form, rich.form) == ("exploded", "list")
+    assert plan(**job, output={"explode": True}).rows_each == 2

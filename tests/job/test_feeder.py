@@ -67,7 +67,7 @@ class Run:
 
     @property
     def completions(self) -> list[str | None]:
-        return [result.completion for result in self.results]
+        return [row.samples[0].text if row.samples else None for row in self.results]
 
     @property
     def asked(self) -> list[int]:
@@ -236,7 +236,7 @@ def test_optional_columns_come_back_with_a_resumed_row(start, rows):
     assert after.feeder.num_resumed == 30
     assert after.results == before.results
     assert after.results[4].prompt == "q4"
-    assert after.results[4].token_ids == (0, 1, 2, 3)
+    assert after.results[4].samples[0].token_ids == (0, 1, 2, 3)
 
 
 def test_samples_are_of_the_runs_own_rows(start, rows):
@@ -258,7 +258,7 @@ def test_kept_rows_have_no_prompt_no_count_and_no_record(start, write_rows):
 
     assert run.asked == [0, 17]
     assert [row for row, result in enumerate(run.results) if result is not KEPT] == [0, 5, 17]
-    assert [run.results[row].completion for row in (0, 5, 17)] == ["[q0]", None, "[q17]"]
+    assert [run.completions[row] for row in (0, 5, 17)] == ["[q0]", None, "[q17]"]
     assert (run.feeder.num_rows, run.feeder.num_errors) == (3, 1)
     assert start(path).journal.num_rows == 2
 

@@ -12,8 +12,10 @@ from jaxpaged.errors import StorageError
 from jaxpaged.job.output import journal_frame, journal_record
 from jaxpaged.job.output.journal import Journal
 from jaxpaged.job.output.journal_record import RowAddress
-from jaxpaged.job.row_window import RowResult
+from jaxpaged.job.row_window import RowResult, SampleResult
+from jaxpaged.job.token_logprobs import TokenLogprobs
 from jaxpaged.job.units import Unit
+from jaxpaged.request import TokenLogprob
 from jaxpaged.storage.disk import Disk
 from jaxpaged.storage.local_store import LocalStore
 
@@ -42,13 +44,20 @@ def address(index: int, file: str = "a.parquet", row_group: int = 0) -> RowAddre
     return RowAddress(file=file, row_group=row_group, index=index)
 
 
-def result(text: str | None = "text", **fields) -> RowResult:
-    values = {"finish_reason": "stop", "prompt_tokens": 4, "completion_tokens": 2, "seed": 0}
-    return RowResult(**(values | {"completion": text, "prompt_sha256": DIGEST} | fields))
+def sample(text: str, **fields) -> SampleResult:
+    return SampleResult(
+        **({"text": text, "finish_reason": "stop", "completion_tokens": 2} | fields)
+    )
+
+
+def result(*texts: str, stop_reason: str | None = None, **fields) -> RowResult:
+    samples = tuple(sample(text, stop_reason=stop_reason) for text in texts or ("text",))
+    values = {"samples": samples, "prompt_tokens": 4, "seed": 0, "prompt_sha256": DIGEST}
+    return RowResult(**(values | fields))
 
 
 def failed(code: str) -> RowResult:
-    return result(None, finish_reason="error", error_code=code, error_message="why")
+    return result(samples=(), error_code=code, error_message="why")
 
 
 def write(store: LocalStore, *results: RowResult, unit: Unit = UNIT) -> None:
@@ -62,7 +71,11 @@ def write(store: LocalStore, *results: RowResult, unit: Unit = UNIT) -> None:
 def found(journal: Journal, unit: Unit = UNIT, num_rows: int = 10) -> dict[int, str | None]:
     """The completions that are found, by the row's index."""
     rows = {index: journal.find(unit, address(index), DIGEST) for index in range(num_rows)}
-    return {index: row.completion for index, row in rows.items() if row is not None}
+    return {
+        index: row.samples[0].text if row.samples else None
+        for index, row in rows.items()
+        if row is not None
+    }
 
 
 def read(store: LocalStore) -> bytes:
@@ -253,11 +266,33 @@ def test_only_logs_of_wanted_units_stay(store):
     assert set(store.logs("_jaxpaged/journal")) == {"000007", *others}
 
 
-VALID = journal_record.encode(address(1), result("valid"), "")
+SCORED = TokenLogprobs.pack(
+    [
+        TokenLogprob(token_id=7, logprob=None, rank=None),
+        TokenLogprob(token_id=8, logprob=-0.25, rank=3, top=((5, -0.1), (6, float("-inf")))),
+    ]
+)
+VALID = journal_record.encode(
+    address(1),
+    result(
+        samples=(sample("valid", logprobs=SCORED, cumulative_logprob=-0.25), sample("too")),
+        prompt_logprobs=SCORED,
+    ),
+    "",
+)
 
 
 def with_result(**change) -> dict:
     return VALID | {"result": VALID["result"] | change}
+
+
+def with_sample(**change) -> dict:
+    first, *others = VALID["result"]["samples"]
+    return with_result(samples=[first | change, *others])
+
+
+def with_logprobs(**change) -> dict:
+    return with_sample(logprobs=SCORED.to_json() | change)
 
 
 def with_row(**change) -> dict:
@@ -272,8 +307,7 @@ def with_row(**change) -> dict:
         {},
         journal_record.head(UNIT),
         VALID | {"more": 1},
-        VALID | {"sample": 1},
-        VALID | {"sample": False},
+        VALID | {"sample": 0},
         VALID | {"row": ["a.parquet", 0, 1]},
         VALID | {"result": None},
         with_row(index=-1),
@@ -285,29 +319,51 @@ def with_row(**change) -> dict:
         with_row(file=None),
         with_row(more=1),
         with_result(more=1),
-        with_result(finish_reason="done"),
-        with_result(finish_reason=None),
-        with_result(finish_reason="error"),
-        with_result(completion=None),
-        with_result(completion=3),
-        with_result(error_code="null_prompt"),
-        with_result(finish_reason="error", completion=None, error_code="no_such_code"),
-        with_result(finish_reason="error", completion=None, error_code="timeout"),
-        with_result(finish_reason="error", completion=None, error_code="cancelled"),
-        with_result(stop_reason=["stop"]),
+        with_result(samples=[]),
+        with_result(samples=None),
+        with_result(samples={}),
+        with_result(samples=[None]),
+        with_result(error_code="kv_capacity"),
+        with_result(samples=[], error_code="no_such_code"),
+        with_result(samples=[], error_code="timeout"),
+        with_result(samples=[], error_code="cancelled"),
+        with_result(samples=[], skip_reason="null_prompt"),
         with_result(prompt_tokens=2**31),
         with_result(prompt_tokens=False),
-        with_result(completion_tokens=-1),
-        with_result(completion_tokens=None),
         with_result(cached_tokens=0.5),
         with_result(error_message=0),
         with_result(seed=2**63),
         with_result(prompt_sha256=None),
-        with_result(ends_in_partial_character=0),
-        with_result(token_ids=None),
-        with_result(token_ids="12"),
-        with_result(token_ids=[1, -1]),
-        with_result(token_ids=[1, 2**31]),
+        with_result(truncated_tokens=-1),
+        with_result(truncated_tokens=None),
+        with_result(prompt_logprobs=[]),
+        with_sample(more=1),
+        with_sample(text=None),
+        with_sample(text=3),
+        with_sample(finish_reason="done"),
+        with_sample(finish_reason="error"),
+        with_sample(finish_reason="skipped"),
+        with_sample(finish_reason=None),
+        with_sample(stop_reason=["stop"]),
+        with_sample(completion_tokens=-1),
+        with_sample(completion_tokens=None),
+        with_sample(ends_in_partial_character=0),
+        with_sample(token_ids=None),
+        with_sample(token_ids="12"),
+        with_sample(token_ids=[1, -1]),
+        with_sample(token_ids=[1, 2**31]),
+        with_sample(cumulative_logprob=-1),
+        with_sample(cumulative_logprob="-Infinity"),
+        with_sample(score=True),
+        with_sample(score="0.5"),
+        with_logprobs(more=""),
+        with_logprobs(token_ids="AAAA"),
+        with_logprobs(token_ids="AAAAAA=="),
+        with_logprobs(token_ids=None),
+        with_logprobs(logprobs="ß"),
+        with_logprobs(ranks="/////w=="),
+        with_logprobs(top_counts="/////wMAAAA="),
+        with_logprobs(top_ids=""),
         with_result(prompt=[]),
     ],
 )
@@ -328,6 +384,24 @@ def test_a_record_that_lacks_a_field_ends_reading(store):
         less = {key: value for key, value in VALID["result"].items() if key != name}
         put(store, good + frame(VALID | {"result": less}))
         assert found(opened(store)) == {0: "zero"}
+
+    for name in VALID["result"]["samples"][0]:
+        less = {k: v for k, v in VALID["result"]["samples"][0].items() if k != name}
+        put(store, good + frame(with_result(samples=[less])))
+        assert found(opened(store)) == {0: "zero"}
+
+
+def test_a_valid_record_is_read(store):
+    write(store, result("zero"))
+    put(store, read(store) + frame(VALID))
+
+    after = opened(store)
+
+    row = after.find(UNIT, address(1), DIGEST)
+    assert row is not None
+    assert [one.text for one in row.samples] == ["valid", "too"]
+    assert row.samples[0].logprobs == row.prompt_logprobs == SCORED
+    assert found(after) == {0: "zero", 1: "valid"}
 
 
 TEXTS = [
@@ -362,37 +436,70 @@ def test_long_text_comes_back_and_what_is_too_long_is_left_out(store):
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 COUNT = st.integers(0, 2**31 - 1)
-GOOD = {
+NUMBER = st.none() | st.floats(allow_nan=False)
+LOGPROBS = st.none() | st.lists(
+    st.tuples(
+        COUNT,
+        st.none() | st.floats(width=32, allow_nan=False),
+        st.none() | st.integers(1, 2**31 - 1),
+        st.lists(st.tuples(COUNT, st.floats(width=32, allow_nan=False)), max_size=2).map(tuple),
+    ),
+    max_size=3,
+)
+SAMPLE = {
+    "text": TEXT,
     "finish_reason": st.sampled_from(["stop", "length"]),
-    "completion": TEXT,
+    "stop_reason": st.none() | TEXT,
+    "completion_tokens": COUNT,
+    "ends_in_partial_character": st.booleans(),
+    "token_ids": st.lists(COUNT, max_size=5).map(tuple),
+    "cumulative_logprob": NUMBER,
+    "score": NUMBER,
+    "logprobs": LOGPROBS,
+}
+GOOD = {
+    "samples": st.lists(st.fixed_dictionaries(SAMPLE), min_size=1, max_size=3),
     "error_code": st.none(),
 }
 BAD = {
-    "finish_reason": st.just("error"),
-    "completion": st.none(),
+    "samples": st.just([]),
     "error_code": st.sampled_from(["prompt_too_long", "kv_capacity", "nonfinite_logits"]),
 }
 MORE = {
-    "stop_reason": st.none() | TEXT,
     "prompt_tokens": st.none() | COUNT,
-    "completion_tokens": COUNT,
     "cached_tokens": COUNT,
     "error_message": st.none() | TEXT,
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "prompt_sha256": st.text("0123456789abcdef", min_size=64, max_size=64),
-    "ends_in_partial_character": st.booleans(),
-    "token_ids": st.lists(COUNT, max_size=5).map(tuple),
     "prompt": st.none() | TEXT,
+    "prompt_logprobs": LOGPROBS,
+    "truncated_tokens": COUNT,
 }
 # Values, not objects: the type checks of their constructors must not run inside a strategy.
 ADDRESSES = st.tuples(TEXT, COUNT, st.integers(0, 2**63 - 1))
 RESULTS = st.fixed_dictionaries(GOOD | MORE) | st.fixed_dictionaries(BAD | MORE)
 
 
+def packed(tokens) -> TokenLogprobs | None:
+    if tokens is None:
+        return None
+    names = ("token_id", "logprob", "rank", "top")
+    entries = [TokenLogprob(**dict(zip(names, token, strict=True))) for token in tokens]
+    return TokenLogprobs.pack(entries)
+
+
+def row_of(values: dict) -> RowResult:
+    samples = tuple(
+        SampleResult(**(one | {"logprobs": packed(one["logprobs"])})) for one in values["samples"]
+    )
+    more = {"samples": samples, "prompt_logprobs": packed(values["prompt_logprobs"])}
+    return RowResult(**(values | more))
+
+
 @given(st.dictionaries(ADDRESSES, RESULTS, max_size=4))
 def test_every_result_comes_back_as_it_was(values):
     rows = {
-        RowAddress(file=file, row_group=row_group, index=index): RowResult(**fields)
+        RowAddress(file=file, row_group=row_group, index=index): row_of(fields)
         for (file, row_group, index), fields in values.items()
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -414,7 +521,8 @@ def test_every_result_comes_back_as_it_was(values):
     [
         failed("timeout"),
         failed("cancelled"),
-        RowResult(finish_reason="error", error_code="null_prompt", error_message="why"),
+        RowResult(error_code="null_prompt", error_message="why"),
+        RowResult(skip_reason="null_prompt"),
     ],
 )
 def test_what_is_no_verdict_or_cost_nothing_is_not_logged(store, row):

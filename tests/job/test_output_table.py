@@ -6,7 +6,7 @@ from job_output import make_units
 from jaxpaged.job import columns
 from jaxpaged.job.input import input_plan, reader
 from jaxpaged.job.output import output_table
-from jaxpaged.job.row_window import FinishedBatch, RowResult
+from jaxpaged.job.row_window import FinishedBatch, RowResult, SampleResult
 from jaxpaged.storage.files import SourceFiles
 
 
@@ -29,8 +29,12 @@ def build(make_spec):
     return make
 
 
-def done(text: str, **values) -> RowResult:
-    return RowResult(completion=text, finish_reason="stop", **values)
+def sample(text: str, **values) -> SampleResult:
+    return SampleResult(**({"text": text, "finish_reason": "stop"} | values))
+
+
+def done(text: str, *, prompt_tokens: int = 4, seed: int = 0, **values) -> RowResult:
+    return RowResult(samples=(sample(text, **values),), prompt_tokens=prompt_tokens, seed=seed)
 
 
 def test_rows_have_their_cells_results_and_addresses(write_rows, build):
@@ -39,7 +43,7 @@ def test_rows_have_their_cells_results_and_addresses(write_rows, build):
     table = build(
         [
             done("x", prompt_tokens=3, completion_tokens=2, seed=7, token_ids=(1, 2)),
-            RowResult(finish_reason="error", error_code="null_prompt", error_message="why"),
+            RowResult(error_code="null_prompt", error_message="why"),
             done("z", stop_reason="</s>", ends_in_partial_character=True),
         ],
         input={"prompt_column": "q"},
@@ -63,7 +67,7 @@ def test_rows_have_their_cells_results_and_addresses(write_rows, build):
         {"file": "a.parquet", "row_group": 1, "index": 0},
     ]
     assert table["token_ids"].to_pylist() == [[1, 2], [], []]
-    assert table["prompt_tokens"].to_pylist() == [3, None, None]
+    assert table["prompt_tokens"].to_pylist() == [3, None, 4]
     assert table["ends_in_partial_character"].to_pylist() == [False, False, True]
 
 
@@ -94,6 +98,39 @@ def test_carried_columns_keep_their_types(write_rows, build, tmp_path, kind):
     assert again["chat"].to_pylist() == [[{"role": "user"}], None, []]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.list_(pa.string_view()),
+        pa.list_(pa.string()),
+    ],
+    ids=str,
+)
+def test_exploded_rows_repeat_their_cells_whatever_the_type(write_rows, build, monkeypatch, kind):
+    values = [["a", "b"], None, []] if pa.types.is_list(kind) else ["a", None, "b"]
+    encoded = pa.array(values).dictionary_encode() if pa.types.is_dictionary(kind) else values
+    write_rows(q=pa.array(encoded, kind) if encoded is values else encoded.cast(kind))
+    monkeypatch.setattr(output_table, "_MAX_REPEATED_BYTES", 1)
+    row = RowResult(samples=(sample("x"), sample("y", finish_reason="length")))
+
+    table = build(
+        [row, RowResult(error_code="null_prompt"), row],
+        input={"prompt": "x"},
+        output={"explode": True},
+        sampling={"n": 2, "temperature": 1.0},
+    )
+
+    assert table.schema.field("q").type == kind
+    assert table["q"].to_pylist() == [value for value in values for _ in range(2)]
+    assert table["completion"].to_pylist() == ["x", "y", None, None, "x", "y"]
+    assert table["finish_reason"].to_pylist() == [
+        "stop", "length", "error", "error", "stop", "length",
+    ]  # fmt: skip
+    assert table["sample"].to_pylist() == [0, 1] * 3
+
+
 def test_scores_count_failed_rows_as_wrong_and_skip_null_references(write_rows, build):
     write_rows(q=["a"] * 4, answer=["5", "5", None, "5"])
 
@@ -102,7 +139,7 @@ def test_scores_count_failed_rows_as_wrong_and_skip_null_references(write_rows, 
             done("it is 5"),
             done("6"),
             done("5"),
-            RowResult(finish_reason="error", error_code="timeout"),
+            RowResult(error_code="timeout"),
         ],
         input={"prompt_column": "q"},
         eval={"reference": "answer", "metrics": ["contains", "exact_match"]},

@@ -6,7 +6,9 @@ import rich.console
 from jaxpaged.job.progress import BarProgress, LineProgress, RecentRates, Snapshot, duration
 
 
-def snapshot(rows: int, tokens: int = 0, errors: int = 0, resumed: int = 0) -> Snapshot:
+def snapshot(
+    rows: int, tokens: int = 0, errors: int = 0, resumed: int = 0, skipped: int = 0
+) -> Snapshot:
     return Snapshot(
         rows=rows,
         resumed=resumed,
@@ -17,6 +19,7 @@ def snapshot(rows: int, tokens: int = 0, errors: int = 0, resumed: int = 0) -> S
         waiting=8,
         used_blocks=5,
         num_blocks=20,
+        skipped=skipped,
     )
 
 
@@ -105,14 +108,14 @@ def test_a_bar_shows_the_state_and_goes_away():
 
     progress.begin(total=100, done=40, journaled=3)
     progress.note("the pool")
-    progress.update(snapshot(rows=50, errors=2, resumed=43))
+    progress.update(snapshot(rows=50, errors=2, resumed=43, skipped=4))
     progress._bar.refresh()
     progress.end()
 
     assert "the pool" in text.getvalue()
     assert "50/100 rows" in text.getvalue()
     assert "40 of 100 rows are in finished parts, 3 more in the journal" in text.getvalue()
-    assert "4 running 8 waiting, pool 25%, 43 rows resumed, 2 errors" in text.getvalue()
+    assert "4 running 8 waiting, pool 25%, 43 rows resumed, 2 errors, 4 skipped" in text.getvalue()
 
 
 @pytest.mark.parametrize(

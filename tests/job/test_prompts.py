@@ -7,9 +7,12 @@ import pytest
 from tiny import BOS_ID, EOS_ID, byte_id
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.job.prompt.prompts import PromptBuilder
-from jaxpaged.job.prompt.row_fault import RowFault
+from jaxpaged.job.prompt import messages
+from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
+from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
 from jaxpaged.request import SamplingParams
+
+LONG = "abcdefghijklmnopqrstuvwxyz0123456789ABC"
 
 CHATML = (
     "{% for m in messages %}{% if m.role == 'system' %}"
@@ -29,15 +32,16 @@ class Built:
     has_special_text: bool
     text: str
     preview: str
+    truncated: int
 
 
 @pytest.fixture
 def build(make_spec, tokenizer):
     """Builds one prompt: the job's sections by name, the row's cells in `cells`."""
 
-    def run(cells, tokenizer=tokenizer, **sections):
+    def run(cells, tokenizer=tokenizer, max_model_len=None, **sections):
         spec = make_spec(**sections)
-        builder = PromptBuilder(spec, tokenizer, list(cells))
+        builder = PromptBuilder(spec, tokenizer, list(cells), max_model_len=max_model_len)
         prompt = builder.build(cells)
         return Built(
             ids=prompt.ids,
@@ -46,6 +50,7 @@ def build(make_spec, tokenizer):
             has_special_text=prompt.has_special_text,
             text=builder.text(prompt),
             preview=builder.preview(prompt),
+            truncated=prompt.truncated,
         )
 
     return run
@@ -271,21 +276,155 @@ def test_rows_set_their_own_parameters(build):
 
     assert own == SamplingParams(max_tokens=3, temperature=1.5, seed=7)
     assert default == SamplingParams(max_tokens=9, temperature=0.5)
+    with pytest.raises(RowFault, match="bad_row_params: column 'm': max_tokens must be at least 1"):
+        build({"q": "a", "m": 0, "t": 1.5, "s": 7}, **sections)
+
+
+def params_text(params: SamplingParams) -> str:
+    prompt = Prompt(
+        ids=(1,), whole_ids=(1,), params=params, rendered=None, question=None,
+        has_special_text=False,
+    )  # fmt: skip
+    return prompt.params_text
+
+
+def test_the_text_of_parameters_tells_them_apart_and_is_short():
+    assert params_text(SamplingParams()) == ""
+    assert params_text(SamplingParams(max_tokens=3, seed=7)) == "max_tokens=3 seed=7"
+    many = [SamplingParams(stop=tuple(f"{i}" for i in range(50)), seed=seed) for seed in range(2)]
+    assert len({params_text(params) for params in many}) == 2
+    assert all(len(params_text(params)) == 64 for params in many)
 
 
 @pytest.mark.parametrize(
-    ("cells", "reason"),
+    ("source", "cell"),
     [
-        ({"m": 0, "t": 1.0}, "max_tokens must be at least 1, got 0"),
-        ({"m": 1, "t": -1.0}, "temperature must be from 0 to 10,000, got -1.0"),
-        ({"m": 1, "t": float("nan")}, "temperature must be from 0 to 10,000, got nan"),
+        ({"prompt_column": "x"}, None),
+        ({"prompt": "{{ x }}"}, None),
+        ({"messages": [{"role": "user", "content": "{{ x }}"}]}, None),
+        ({"messages_column": "x"}, None),
+        ({"messages_column": "x"}, [None]),
+        ({"messages_column": "x"}, [{"role": "user", "content": None}]),
+        ({"prompt_ids_column": "x"}, [1, None]),
     ],
 )
-def test_parameters_out_of_range_spoil_their_row(build, cells, reason):
-    columns = {"max_tokens": "m", "temperature": "t"}
+def test_rows_with_nulls_are_passed_over_where_the_job_says_so(build, source, cell):
+    with pytest.raises(RowSkipped, match="skipped, null_prompt: ") as caught:
+        build({"x": cell}, input=source | {"on_null": "skip"})
 
-    with pytest.raises(RowFault, match=f"bad_row_params: {reason}"):
-        build({"q": "a"} | cells, input={"prompt_column": "q"}, sampling={"columns": columns})
+    assert caught.value.code == "null_prompt"
+    assert not isinstance(caught.value, RowFault)
+
+
+def test_other_faults_stay_errors_where_nulls_are_passed_over(build):
+    with pytest.raises(RowFault, match="bad_type"):
+        build({"x": "no chat"}, input={"messages_column": "x", "on_null": "skip"})
+
+
+# Three rows each, of 4, 40 and 4 tokens in every order: each is cut by its own length.
+@pytest.mark.parametrize("lengths", [(3, 39, 3), (39, 3, 3), (3, 3, 39)])
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ("truncate_left", LONG[-23:]),
+        ("truncate_right", LONG[:23]),
+        ("truncate_middle", LONG[:12] + LONG[-11:]),
+    ],
+)
+def test_each_row_is_cut_by_its_own_length(build, lengths, policy, kept):
+    source = {"prompt_column": "q", "on_too_long": policy}
+    sampling = {"max_tokens": 8}
+
+    for length in lengths:
+        text = LONG[:length]
+        prompt = build({"q": text}, input=source, sampling=sampling, max_model_len=32)
+        expected = text if length == 3 else kept
+        assert list(prompt.ids) == [BOS_ID, *ids_of(expected)]
+        assert prompt.truncated == (0 if length == 3 else 16)
+        assert prompt.text == text
+        assert prompt.sha256 == build({"q": text}, input={"prompt_column": "q"}).sha256
+
+
+def test_a_cut_leaves_room_for_the_row_s_own_max_tokens(build):
+    source = {"prompt_ids_column": "ids", "on_too_long": "truncate_left"}
+    sections = {"input": source, "sampling": {"columns": {"max_tokens": "m"}}}
+
+    def kept(max_tokens: int | None) -> tuple[int, ...]:
+        cells = {"ids": list(range(40)), "m": max_tokens}
+        return build(cells, max_model_len=32, **sections).ids
+
+    assert kept(8) == tuple(range(16, 40))
+    assert kept(1) == tuple(range(9, 40))
+    assert kept(31) == kept(32) == kept(1000) == (39,)
+    assert kept(None) == tuple(range(16, 40))
+
+
+def test_a_prompt_that_is_too_long_is_passed_over_or_left_to_the_engine(build):
+    source = {"prompt_ids_column": "ids"}
+    fits, too_long = {"ids": list(range(31))}, {"ids": list(range(32))}
+
+    for policy in ("error", "skip", "truncate_left"):
+        section = source | {"on_too_long": policy}
+        assert len(build(fits, input=section, max_model_len=32).ids) == 31
+    assert len(build(too_long, input=source, max_model_len=32).ids) == 32
+    with pytest.raises(RowSkipped, match=r"prompt_too_long: the prompt has 32 tokens; .* 31 "):
+        build(too_long, input=source | {"on_too_long": "skip"}, max_model_len=32)
+
+
+def test_a_refused_system_message_can_be_merged(build, make_tokenizer):
+    tokenizer = make_tokenizer(chat_template=CHATML)
+    user = {"role": "user", "content": "a</s>"}
+    system = {"role": "system", "content": "Be<|brief|>"}
+    chats = [[user], [system, user], [user, user]]
+    keep = {"messages_column": "c"}
+    merge = keep | {"system_role": "merge"}
+
+    plain, merged, double = (build({"c": chat}, tokenizer, input=merge) for chat in chats)
+
+    assert plain.ids == build({"c": chats[0]}, tokenizer, input=keep).ids
+    assert double.ids == build({"c": chats[2]}, tokenizer, input=keep).ids
+    assert merged.text == "<|user|>Be<|brief|>\n\na</s></s><|assistant|>"
+    assert merged.ids.count(EOS_ID) == 1
+    assert merged.preview == "a</s>"
+    with pytest.raises(RowFault, match=r"template_error: .*System role not supported"):
+        build({"c": chats[1]}, tokenizer, input=keep)
+    given = {
+        "messages": [
+            {"role": "system", "content": "{{ s }}"},
+            {"role": "user", "content": "{{ u }}"},
+        ],
+        "system_role": "merge",
+    }
+    assert build({"s": "Be<|brief|>", "u": "a</s>"}, tokenizer, input=given).ids == merged.ids
+
+
+@pytest.mark.parametrize(
+    ("roles", "merged"),
+    [
+        ("su", [("user", "s0\n\nu1")]),
+        ("ssu", [("user", "s0\n\ns1\n\nu2")]),
+        ("sau", [("assistant", "a1"), ("user", "s0\n\nu2")]),
+        ("us", [("user", "u0"), ("system", "s1")]),
+        ("s", [("system", "s0")]),
+        ("sa", [("system", "s0"), ("assistant", "a1")]),
+        ("u", [("user", "u0")]),
+    ],
+)
+def test_leading_system_messages_begin_the_first_user_message(roles, merged):
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    chat = [{"role": names[role], "content": f"{role}{i}"} for i, role in enumerate(roles)]
+    before = [dict(message) for message in chat]
+
+    found = messages.merge_system(chat)
+
+    assert [(message["role"], message["content"]) for message in found] == merged
+    assert chat == before
+
+
+def test_an_empty_system_message_adds_nothing():
+    chat = [{"role": "system", "content": ""}, {"role": "user", "content": "a"}]
+
+    assert messages.merge_system(chat) == [{"role": "user", "content": "a"}]
 
 
 def test_reasons_are_bounded_and_printable():

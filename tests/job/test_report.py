@@ -24,7 +24,7 @@ def full() -> JobReport:
             finish_reasons={"stop": 5, "length": 3, "error": 2},
             prompt_tokens=1000,
             completion_tokens=2000,
-            cached_tokens=0,
+            cached_tokens=250,
             partial_characters=1,
         ),
         errors=(
@@ -57,6 +57,8 @@ def full() -> JobReport:
                 "decode_seconds": 0.0,
                 "device": "cpu",
                 "compile_seconds": 3.0,
+                "recomputes": 2,
+                "swaps": 3,
                 "host_seconds": float("nan"),
             },
         ),
@@ -167,6 +169,8 @@ def test_the_table_says_everything_on_plain_lines(full):
         "bad_type",
         "2, first in a, row group 0, row 3: why",
         "1,000 in, 2,000 out",
+        "250 of 1,000 prompt tokens came from the cache (25.0%)",
+        "2 by recompute, 3 by swap",
         "prefill 250",
         "20.0 s (3.0 s of it to compile), after 1.5 s to load the model",
         "30.0% of the rows",
@@ -180,3 +184,14 @@ def test_the_table_says_everything_on_plain_lines(full):
     assert "\x07" not in shown
     [sample] = [line for line in shown.splitlines() if " -> " in line]
     assert len(sample) < 160
+
+
+def test_rows_that_were_skipped_lack_no_score(full):
+    spec = JobSpec.from_dict(
+        {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}
+    )
+    output = dataclasses.replace(full.output, finish_reasons={"stop": 8, "skipped": 2})
+
+    found = report.warnings(output, RunFacts(), spec, input_rows=10, scores=full.scores)
+
+    assert found == ()

@@ -4,10 +4,10 @@ from file_records import file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpaged.job.columns import ROW_TYPE
 from jaxpaged.job.input.file_record import FileRecord
 from jaxpaged.job.output import row_addresses
 from jaxpaged.job.output.row_addresses import RowAddresses
+from jaxpaged.job.result_columns import ROW_TYPE
 
 
 def addresses(files: list[FileRecord]) -> list[tuple[str, int, int]]:
@@ -64,3 +64,15 @@ def test_the_first_row_in_a_wrong_place_is_found(change):
 def test_an_address_reads_well():
     rows = RowAddresses([file("a.parquet", (2, 2))]).of(3, 4)
     assert row_addresses.describe(rows[0]) == "a.parquet, row group 1, row 1"
+
+
+def test_each_row_may_have_several_rows_of_the_output():
+    files = [file("a", (2, 1)), file("b", (1, 1))]
+    once, thrice = RowAddresses(files), RowAddresses(files, 3)
+
+    expected = [address for address in once.of(0, 3).to_pylist() for _ in range(3)]
+
+    assert thrice.of(0, 9).to_pylist() == expected
+    assert thrice.of(4, 8).to_pylist() == expected[4:8]
+    assert thrice.first_wrong(4, thrice.of(4, 8)) is None
+    assert thrice.first_wrong(3, thrice.of(4, 8)) == 2

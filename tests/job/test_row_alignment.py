@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.job.input.file_record import FileRecord
-from jaxpaged.job.look.row_alignment import Span, align
+from jaxpaged.job.look.row_alignment import Span, align, each_sample
 
 
 def places(files: list[FileRecord]) -> dict[tuple[str, int, int], int]:
@@ -47,3 +47,25 @@ def test_files_that_follow_one_another_in_both_are_one_span():
         Span(a=6, b=0, num_rows=24),
     ]
     assert list(align([], files)) == [Span(a=None, b=0, num_rows=30)]
+
+
+@settings(deadline=None)
+@given(a=_FILES, b=_FILES, each_a=st.integers(1, 3), each_b=st.integers(1, 3))
+def test_samples_are_paired_by_row_and_number(a, b, each_a, each_b):
+    files_a, files_b = ([file(name, *runs) for name, runs in files] for files in (a, b))
+
+    pairs = set()
+    for span in each_sample(align(files_a, files_b), each_a, each_b):
+        for offset in range(span.num_rows):
+            pairs.add(
+                tuple(None if start is None else start + offset for start in (span.a, span.b))
+            )
+
+    sides = (places(files_a), each_a), (places(files_b), each_b)
+    keys = [
+        {(address, i): row * each + i for address, row in rows.items() for i in range(each)}
+        for rows, each in sides
+    ]
+    assert pairs == {
+        (keys[0].get(key), keys[1].get(key)) for key in keys[0].keys() | keys[1].keys()
+    }

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.job.columns import RESULT_FIELDS, ROW_TYPE
 from jaxpaged.job.filter.row_filter import RowFilter
+from jaxpaged.job.result_columns import RESULT_FIELDS, ROW_TYPE
 
 NAN, INF = float("nan"), float("inf")
 NUM_ROWS = 40

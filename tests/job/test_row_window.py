@@ -2,8 +2,10 @@ import pyarrow as pa
 import pytest
 
 from jaxpaged.job.input.row_batch import RowBatch
-from jaxpaged.job.row_window import RowResult, RowWindow
+from jaxpaged.job.row_window import RowResult, RowWindow, SampleResult
+from jaxpaged.job.token_logprobs import TokenLogprobs
 from jaxpaged.job.units import Unit
+from jaxpaged.request import TokenLogprob
 
 
 def batch(unit: Unit, start: int, num_rows: int) -> RowBatch:
@@ -19,7 +21,7 @@ def batch(unit: Unit, start: int, num_rows: int) -> RowBatch:
 
 
 def result(row: int) -> RowResult:
-    return RowResult(finish_reason="stop", completion=str(row))
+    return RowResult(samples=(SampleResult(text=str(row), finish_reason="stop"),))
 
 
 @pytest.fixture
@@ -33,8 +35,8 @@ def window() -> RowWindow:
     return window
 
 
-def completions(taken) -> list[str | None]:
-    return [row.completion for finished in taken for row in finished.results]
+def completions(taken) -> list[str]:
+    return [row.samples[0].text for finished in taken for row in finished.results]
 
 
 def test_rows_leave_in_order_whatever_the_order_of_results():
@@ -76,6 +78,22 @@ def test_a_window_is_full_by_bytes(window):
     assert not small.is_full
     small.add(batch(Unit(index=0, start=0, stop=2), 0, 2))
     assert small.is_full
+
+
+def test_a_window_is_full_by_the_bytes_of_results():
+    unit = Unit(index=0, start=0, stop=4)
+    window = RowWindow(max_rows=100, max_bytes=1000, slice_rows=100)
+    window.add(batch(unit, 0, 2))
+    window.add(batch(unit, 2, 2))
+    scored = TokenLogprobs.pack([TokenLogprob(token_id=1, logprob=-1.0, rank=1)] * 40)
+    sample = SampleResult(text="x" * 300, finish_reason="stop", logprobs=scored)
+    window.set_result(0, RowResult(samples=(sample,)))
+    assert not window.is_full
+    window.set_result(1, RowResult(samples=(sample,)))
+    assert window.is_full
+
+    assert [row.samples for one in window.take() for row in one.results] == [(sample,)] * 2
+    assert not window.is_full
 
 
 def test_many_finished_rows_leave_before_their_unit_ends():

@@ -83,7 +83,7 @@ def test_rows_at_fault_become_rows(write_rows, make_spec, engine, out):
     ]
     assert found[2]["prompt_tokens"] == 41
     assert found[1]["prompt_tokens"] is None
-    assert found[3]["error_message"] == "max_tokens must be at least 1, got 0"
+    assert found[3]["error_message"] == "column 'n': max_tokens must be at least 1, got 0"
     assert found[1]["completion"] is None
     assert found[4]["completion"] == "["
     assert {error.code: error.count for error in report.errors} == {

@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 
 import pydantic
@@ -6,6 +7,9 @@ import pytest
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.job.output import identity
+from jaxpaged.job.prompt.param_columns import param_type
+from jaxpaged.job.sampling_section import SamplingColumns, SamplingSpec
+from jaxpaged.job.sections import EngineSpec
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.request import SamplingParams
 from jaxpaged.storage.options import StorageOptions
@@ -68,12 +72,72 @@ def test_every_value_reaches_the_engine(write_job):
     )
 
 
+def test_every_new_way_to_sample_reaches_the_engine(write_job):
+    job = JOB + (
+        "sampling: {typical_p: 0.9, repetition_penalty: 1.5, presence_penalty: -1,\n"
+        "  frequency_penalty: 0.25, logit_bias: {7: -inf, 5: 2, 0: -1.5}, bad_words: no,\n"
+        "  logprobs: 0, prompt_logprobs: 3, n: 2, beam_width: 4, length_penalty: 0,\n"
+        "  early_stopping: never}\n"
+        "engine: {kv_dtype: int4, prefix_cache: false, preemption: swap, swap_space: 1,\n"
+        "  deterministic: true}\n"
+    )
+
+    spec = JobSpec.from_file(write_job(job))
+
+    assert spec.sampling_params() == SamplingParams(
+        typical_p=0.9,
+        repetition_penalty=1.5,
+        presence_penalty=-1.0,
+        frequency_penalty=0.25,
+        logit_bias=((0, -1.5), (5, 2.0), (7, float("-inf"))),
+        bad_words=("no",),
+        logprobs=0,
+        prompt_logprobs=3,
+        n=2,
+        beam_width=4,
+        length_penalty=0.0,
+        early_stopping="never",
+    )
+    assert spec.engine_config() == EngineConfig(
+        kv_dtype="int4", prefix_cache=False, preemption="swap", swap_space=1.0, deterministic=True
+    )
+    sampled = "sampling: {n: 2, best_of: 4, temperature: 1}\noutput: {path: o, explode: true}"
+    spec = JobSpec.from_file(write_job(JOB.replace("output: {path: ../out}\n", "") + sampled))
+    assert spec.sampling_params() == SamplingParams(n=2, best_of=4, temperature=1.0)
+    assert spec.output.explode
+
+
+def test_every_field_of_the_parameters_is_a_key_with_the_same_default():
+    fields = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+    keys = {name: field.default for name, field in SamplingSpec.model_fields.items()}
+
+    assert {**fields, "columns": SamplingColumns()} == keys
+    assert set(SamplingColumns.model_fields) < set(fields)
+    fixed = ("n", "best_of", "beam_width", "logprobs", "prompt_logprobs")
+    assert not set(fixed) & set(SamplingColumns.model_fields)
+
+
+def test_every_column_that_sets_a_parameter_has_a_type():
+    for name in SamplingColumns.model_fields:
+        assert param_type(name).expected
+
+
+def test_the_engine_s_defaults_are_those_of_its_keys():
+    fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+
+    keys = {name: field.default for name, field in EngineSpec.model_fields.items()}
+    assert {name: fields[name] for name in keys} == keys
+    assert fields.keys() - keys.keys() == {"watermark", "compilation_cache", "seed"}
+
+
 def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
     spec = JobSpec.from_file(write_job(JOB + "sampling: {stop: null}\nengine:\neval:\n"))
 
     assert spec.sampling.stop == ()
     assert spec.eval is None
     assert JobSpec.from_file(write_job(JOB + "sampling: {stop: []}")).sampling.stop == ()
+    none = JobSpec.from_file(write_job(JOB + "sampling: {logit_bias: null, bad_words: null}"))
+    assert none.sampling_params() == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +160,74 @@ def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
         ("sampling: {min_p: .nan}", r"sampling.min_p: must be from 0 to 1, got nan"),
         ("sampling: {max_tokens: 0}", r"sampling.max_tokens: must be at least 1, got 0"),
         ("sampling: {max_tokens: 2, min_tokens: 3}", r"min_tokens 3 is above max_tokens 2"),
+        ("sampling: {bad_words: ['']}", r"sampling.bad_words: must be non-empty strings"),
+        ("sampling: {bad_words: [no, 5]}", r"bad_words\[1\]: expected text, found 5; put it in q"),
+        ("sampling: {typical_p: 0}", r"sampling.typical_p: must be above 0 and at most 1, got 0"),
+        ("sampling: {repetition_penalty: 0}", r"repetition_penalty: must be above 0, to 10,000"),
+        ("sampling: {presence_penalty: .nan}", r"presence_penalty: must be from -10,000 to 10,000"),
+        ("sampling: {frequency_penalty: 1e5}", r"frequency_penalty: must be from -10,000 to"),
+        ("sampling: {frequency_penalties: 1}", r"unknown key; did you mean frequency_penalty\?"),
+        ("sampling: {logprobs: 21}", r"sampling.logprobs: must be 0 to 20, got 21"),
+        ("sampling: {prompt_logprobs: -1}", r"sampling.prompt_logprobs: must be 0 to 20, got -1"),
+        ("sampling: {logprobs: true}", r"logprobs: expected a whole number, found true"),
+        ("sampling: {logit_bias: [[5, 1]]}", r":6: sampling.logit_bias: expected token ids with n"),
+        ("sampling: {logit_bias: {the: 1}}", r"logit_bias: expected a token id, found 'the'"),
+        ("sampling: {logit_bias: {010: 1}}", r"logit_bias: expected a token id, found '010'"),
+        ("sampling: {logit_bias: {-1: 1}}", r"logit_bias: expected a token id, found '-1'"),
+        ("sampling: {logit_bias: {9999999999: 1}}", r"logit_bias: must be token ids with finite"),
+        ("sampling: {logit_bias: {5: ban}}", r"token id 5: expected a number .* found 'ban'"),
+        ("sampling: {logit_bias: {5: }}", r"token id 5: expected a number .* found None"),
+        ("sampling: {logit_bias: {5: true}}", r"token id 5: expected a number .* found True"),
+        ("sampling: {logit_bias: {5: -.inf}}", r"token id '5': write -inf, without a dot, to ban"),
+        ("sampling: {logit_bias: {5: .nan}}", r"token id 5: expected a number .* found nan"),
+        (
+            f"sampling: {{logit_bias: {dict.fromkeys(range(321), 1)}}}",
+            r"logit_bias: expected at most 320 tokens, found 321",
+        ),
+        (
+            "sampling: {early_stopping: 1}",
+            r'early_stopping: expected true, false or "never", found',
+        ),
+        ("sampling: {early_stopping: null}", r'expected true, false or "never", found None'),
+        ("sampling: {n: 0}", r"sampling.n: must be 1 to 256, got 0"),
+        ("sampling: {n: 2, best_of: 0}", r"sampling.best_of: must be n to 256, got 0"),
+        ("sampling: {beam_width: 17}", r"sampling.beam_width: must be n to 16, got 17"),
+        (
+            "sampling: {n: 3, best_of: 2, temperature: 1}",
+            r":6: sampling: n is 3, but best_of is 2; n of them are kept, so best_of must be at l",
+        ),
+        ("sampling: {n: 3, beam_width: 2}", r"sampling: n is 3, but beam_width is 2"),
+        (
+            "sampling: {n: 3}",
+            r"n is 3 and temperature 0, .* set temperature above 0, or beam_width",
+        ),
+        ("sampling: {best_of: 3}", r"best_of is 3 and temperature 0, .* above 0, or beam_width"),
+        ("sampling: {beam_width: 2, temperature: 1}", r"beam_width 2 and temperature exclude each"),
+        (
+            "sampling: {beam_width: 2, best_of: 2}",
+            r"beam_width 2 and best_of exclude each other; leave one of them out",
+        ),
+        (
+            "sampling: {beam_width: 2, columns: {temperature: t}}",
+            r"beam_width 2 and columns.temperature exclude each other",
+        ),
+        ("sampling: {length_penalty: 2}", r"length_penalty is of beam search alone; set beam_wid"),
+        ("sampling: {early_stopping: true}", r"early_stopping is of beam search alone"),
+        (
+            "sampling: {columns: {n: x}}",
+            r":6: sampling.columns.n: unknown key; it belongs under sampl",
+        ),
+        ("sampling: {columns: {logprobs: x}}", r"sampling.columns.logprobs: unknown key; it belo"),
+        ("sampling: {columns: {top_p: 5}}", r"sampling.columns.top_p: expected text, found 5"),
+        ("engine: {kv_dtype: int5}", r"engine.kv_dtype: .* found 'int5'; did you mean int8\?"),
+        ("engine: {preemption: swop}", r"engine.preemption: .* found 'swop'; did you mean swap\?"),
+        ("engine: {swap_space: -1}", r"engine.swap_space: must be from 0 to 1,000,000 GiB, got -1"),
+        (
+            "engine: {prefix_cache: on}",
+            r"prefix_cache: expected true or false, found 'on'; write t",
+        ),
+        ("engine: {deterministic: 1}", r"engine.deterministic: expected true or false, found 1"),
+        ("explode: true", r"job.yaml:6: explode: unknown key; it belongs under output"),
         ("engine: {dtype: bfloat}", r"found 'bfloat'; did you mean bfloat16\?"),
         ("engine: {block_size: 0}", r"engine.block_size: must be at least 1, got 0"),
         ("engine: 5", r"engine: expected a group of keys, found 5"),
@@ -124,6 +256,15 @@ def test_a_wrong_key_is_named_with_line_and_remedy(write_job, text, message):
         (
             "{path: 'ftp://b/k', prompt: x}",
             r"a local path, or a URL that begins with s3:// or gs://",
+        ),
+        ("{path: a, prompt: x, on_too_long: truncate}", r"on_too_long: .*; did you mean truncate_"),
+        (
+            "{path: a, prompt: x, on_null: drop}",
+            r"input.on_null: expected 'error' or 'skip', found",
+        ),
+        (
+            "{path: a, prompt: x, system_role: join}",
+            r"system_role: expected 'keep' or 'merge', fou",
         ),
         ("{path: a, prompt: x, columns: [q, q]}", r"input.columns: 'q' is listed twice"),
     ],
@@ -193,6 +334,25 @@ def test_a_wrong_override_is_named(write_job, override, message):
 def test_a_file_without_keys_is_refused(write_job, text):
     with pytest.raises(ConfigError, match=r"job.yaml: expected keys such as model, input"):
         JobSpec.from_file(write_job(text))
+
+
+def test_samples_of_rows_with_their_own_temperature_are_checked_row_by_row(write_job):
+    job = JOB + "sampling: {n: 2, columns: {temperature: t}}\n"
+
+    assert JobSpec.from_file(write_job(job)).sampling.n == 2
+
+
+def test_a_bias_may_be_given_for_numbers_and_on_the_command_line(write_job):
+    job = {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}
+    spec = JobSpec.from_dict(job | {"sampling": {"logit_bias": {5: 1, 3: "-inf"}}})
+
+    assert spec.sampling.logit_bias == ((3, float("-inf")), (5, 1.0))
+    for override in ("sampling.logit_bias={5: 1, 3: -inf}", "sampling.logit_bias.5=1"):
+        start = JOB + "sampling: {logit_bias: {3: -inf}}\n"
+        found = JobSpec.from_file(write_job(start), [override])
+        assert found.sampling.logit_bias == spec.sampling.logit_bias
+    with pytest.raises(ConfigError, match="token id 5 is there twice"):
+        JobSpec.from_dict(job | {"sampling": {"logit_bias": {5: 1, "5": 2}}})
 
 
 def test_a_share_of_errors_counts_rows():

@@ -142,3 +142,52 @@ def test_groups_stay_bounded_over_parts():
     assert len(score.by) == tally.MAX_GROUPS + 1
     assert score.by[tally.OTHER_GROUPS] == ScoreCount(correct=100, scored=100)
     assert score.overall.correct == 200
+
+
+def test_rows_with_several_completions_count_once_however_they_are_cut():
+    rows = table(
+        finish_reason=["stop", "length", "stop"] + ["error"] * 3 + ["skipped"] * 3 + ["stop"] * 3,
+        error_code=[None] * 3 + ["timeout"] * 3 + [None] * 6,
+        completion_tokens=pa.array([1, 2, 3, 0, 0, 0, 0, 0, 0, 4, 5, 6], pa.int32()),
+        ends_in_partial_character=[False, True, True] + [False] * 9,
+        truncated_tokens=pa.array([7] * 3 + [0] * 9, pa.int32()),
+        score_contains=[
+            True,
+            False,
+            False,
+            False,
+            False,
+            False,
+            None,
+            None,
+            None,
+            False,
+            True,
+            True,
+        ],
+        kind=["a"] * 9 + ["b"] * 3,
+    )
+    scoring = EvalSpec(reference="r", metrics=("contains",), by="kind")
+
+    for size in (1, 2, 3, 4, 5, 12):
+        found = Tally(scoring, 3)
+        for start in range(0, 12, size):
+            found.add(rows.slice(start, size))
+
+        counts = found.counts()
+        assert counts.rows == 4
+        assert counts.finish_reasons == {"length": 1, "error": 1, "skipped": 1, "stop": 1}
+        assert counts.tokens == {"prompt": 8, "completion": 21, "cached": 0}
+        assert (counts.partial_characters, found.num_errors) == (1, 1)
+        assert [row.index for row in counts.examples["timeout"]] == [3]
+        assert (counts.truncated_prompts, counts.truncated_tokens) == (1, 7)
+        [score] = found.scores()
+        assert score.overall == ScoreCount(correct=1, scored=3)
+        assert score.by["b"] == ScoreCount(correct=0, scored=1)
+
+
+def test_cuts_are_counted_where_the_column_is_there():
+    names = ["finish_reason", "truncated_tokens"]
+
+    assert "truncated_tokens" in Tally(None).columns_of(pa.schema([(n, pa.int32()) for n in names]))
+    assert "truncated_tokens" not in Tally(None).columns_of(pa.schema([("id", pa.int32())]))

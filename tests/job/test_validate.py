@@ -78,6 +78,42 @@ def test_settings_and_weights_that_a_run_would_refuse_are_refused(write_rows, ma
         validate.validate(make_spec(model=str(config.parent), **column), 1)
 
 
+def test_rows_that_would_be_cut_or_passed_over_are_told(write_rows, make_spec):
+    write_rows(q=["x" * 6, "x" * 9, None])
+    source = {"prompt_column": "q", "on_null": "skip"}
+    sections = {"engine": {"max_model_len": 8}, "sampling": {"max_tokens": 3}}
+
+    cut = validate.validate(
+        make_spec(input=source | {"on_too_long": "truncate_left"}, **sections), 3
+    )
+    skipped = validate.validate(make_spec(input=source | {"on_too_long": "skip"}, **sections), 3)
+
+    assert [p.problem for p in cut.prompts] == [
+        None,
+        "5 of 10 tokens would be cut (truncate_left)",
+        "skipped, null_prompt: column 'q' is null",
+    ]
+    assert cut.prompts[1].text == "x" * 9
+    assert skipped.prompts[1].problem == (
+        "skipped, prompt_too_long: the prompt has 10 tokens; with room for one more at most 7 fit "
+        "max_model_len 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"stop_token_ids": [3, 272]}, "sampling.stop_token_ids: token id 272 is not in the model"),
+        ({"logit_bias": {300: 1}}, "sampling.logit_bias: token id 300 is not in the model's vocab"),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(write_rows, make_spec, sampling, message):
+    write_rows(q=["a"])
+
+    with pytest.raises(ConfigError, match=message):
+        validate.validate(make_spec(input={"prompt_column": "q"}, sampling=sampling), 1)
+
+
 def test_fewer_rows_than_asked_for_are_fine(write_rows, make_spec):
     write_rows(q=["a"])
     spec = make_spec(input={"prompt_column": "q"})

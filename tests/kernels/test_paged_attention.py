@@ -1,15 +1,59 @@
 """Every implementation of paged attention against the reference, on the named shapes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_shapes import SHAPES, TOLERANCE, pools, prefill_tiles, queries
+from attention_shapes import (
+    KV_DTYPES,
+    SHAPES,
+    TOLERANCE,
+    AttentionShape,
+    pools,
+    prefill_tiles,
+    queries,
+    stored,
+)
 
 import pallas_kernels
-from pallas_kernels import paged_attention_ref
+from pallas_kernels import NO_WINDOW, paged_attention_ref
 
 LAYER = 1
+SCALE = 0.3
+
+CASES = [(name, "float32") for name in SHAPES] + [
+    (name, kv_dtype)
+    for name in ("smollm2_9_3", "one_kv_head_odd_block", "bfloat16")
+    for kv_dtype in KV_DTYPES[1:]
+]
+"""Every shape, and every format where blocks fill a tile, where they do not, and in bfloat16."""
+
+decode = functools.partial(
+    jax.jit(pallas_kernels.decode_attention, static_argnames="scale"), layer=jnp.int32(LAYER)
+)
+prefill = functools.partial(
+    jax.jit(pallas_kernels.prefill_attention, static_argnames="scale"), layer=jnp.int32(LAYER)
+)
+reference = functools.partial(
+    jax.jit(paged_attention_ref, static_argnames=("layer", "scale")), layer=LAYER
+)
+
+
+def int32(values):
+    return jnp.asarray(values, jnp.int32)
+
+
+def windows(shape: AttentionShape) -> tuple[int, ...]:
+    """Around the edges of blocks, tiles and contexts."""
+    size, longest = shape.block_size, max(shape.context_lens)
+    return (1, 2, size, size + 1, 63, 64, 65, longest - 1, longest, NO_WINDOW)
+
+
+def assert_close(got, expected, dtype: str) -> None:
+    assert np.isfinite(np.float32(expected)).all()
+    np.testing.assert_allclose(np.float32(got), np.float32(expected), atol=TOLERANCE[dtype])
 
 
 def dense_attention(q, k, v, scale):
@@ -25,153 +69,175 @@ def dense_attention(q, k, v, scale):
     return np.einsum("hqc,chd->qhd", weights, v)
 
 
-def reference(q, k, v, tables, lanes, lens, scale):
-    return paged_attention_ref(
-        q,
-        k,
-        v,
-        layer=LAYER,
-        block_tables=tables,
-        token_lanes=jnp.asarray(lanes, jnp.int32),
-        context_lens=jnp.asarray(lens, jnp.int32),
-        scale=scale,
-    )
-
-
 def test_reference_equals_dense_attention_in_float64() -> None:
     shape = SHAPES["smollm2_9_3"]
     k, v, tables = pools(shape)
     length, num_queries = shape.context_lens[-1], 7
     lane = len(shape.context_lens) - 1
     q = queries(shape, num_queries)
-    lens = np.arange(length - num_queries + 1, length + 1)
     k_lane, v_lane = (
-        np.asarray(pool[LAYER][tables[lane]]).reshape(-1, *pool.shape[3:])[:length]
-        for pool in (k, v)
+        np.asarray(rows.values[LAYER][tables[lane]]).reshape(-1, 3, 64)[:length] for rows in (k, v)
     )
-    # The reference gathers whole tables, so poison in its unused entries must not matter.
-    got = reference(q, jnp.nan_to_num(k), v, tables, [lane] * num_queries, lens, 0.125)
+    got = reference(
+        q,
+        k,
+        v,
+        block_tables=tables,
+        token_lanes=int32([lane] * num_queries),
+        context_lens=int32(range(length - num_queries + 1, length + 1)),
+        window=NO_WINDOW,
+        scale=0.125,
+    )
     expected = dense_attention(np.asarray(q), k_lane, v_lane, 0.125)
     np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_decode_equals_reference(name: str) -> None:
+@pytest.mark.parametrize(("name", "kv_dtype"), CASES)
+def test_decode_equals_reference(name: str, kv_dtype) -> None:
     shape = SHAPES[name]
-    k, v, tables = pools(shape)
-    q = queries(shape, len(shape.context_lens))
-    lens, scale = jnp.asarray(shape.context_lens, jnp.int32), 0.3
-    num_lanes = len(shape.context_lens) - 1
-    got = jax.jit(pallas_kernels.decode_attention, static_argnames="scale")(
-        q,
-        k,
-        v,
-        layer=jnp.int32(LAYER),
-        block_tables=tables,
-        context_lens=lens,
-        num_lanes=jnp.int32(num_lanes),
-        scale=scale,
-    )
-    k = jnp.nan_to_num(k)
-    expected = reference(q, k, v, tables, range(len(lens)), shape.context_lens, scale)
-    np.testing.assert_allclose(
-        np.float32(got[:num_lanes]), np.float32(expected[:num_lanes]), atol=TOLERANCE[shape.dtype]
-    )
-    assert not np.any(np.float32(got[num_lanes:]))
+    q = queries(shape, len(shape.context_lens) + 5)
+    used = len(shape.context_lens)
+    lens = np.asarray(shape.context_lens)
+    padded = int32([*lens, *[1] * 5])
+    for window in windows(shape):
+        k, v, tables = pools(shape, kv_dtype, first_live=tuple(np.maximum(0, lens - window)))
+        lanes = int32([*range(used), *[0] * 5])
+        shared = {"block_tables": tables, "scale": SCALE}
+        got = decode(
+            q,
+            k,
+            v,
+            token_lanes=lanes,
+            context_lens=padded,
+            num_queries=jnp.int32(used),
+            window=jnp.int32(window),
+            **shared,
+        )
+        expected = reference(
+            q[:used],
+            k,
+            v,
+            token_lanes=lanes[:used],
+            context_lens=padded[:used],
+            window=window,
+            **shared,
+        )
+        assert_close(got[:used], expected, shape.dtype)
+        assert not np.any(np.float32(got[used:]))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_prefill_equals_reference(name: str) -> None:
+@pytest.mark.parametrize(("name", "kv_dtype"), CASES)
+def test_prefill_equals_reference(name: str, kv_dtype) -> None:
     shape = SHAPES[name]
-    k, v, tables = pools(shape)
     # Each lane's segment is the last part of its context; the flat axis has a gap in front.
     gap = 3
     lens = [max(1, (2 * n) // 3) for n in shape.context_lens]
     positions = [n - m for n, m in zip(shape.context_lens, lens, strict=True)]
     starts = [gap + sum(lens[:lane]) for lane in range(len(lens))]
-    num_tokens = max(64, gap + sum(lens) + 5)
-    q = queries(shape, num_tokens)
-    got = jax.jit(pallas_kernels.prefill_attention, static_argnames="scale")(
+    q = queries(shape, max(64, gap + sum(lens) + 5))
+    lanes = np.repeat(np.arange(len(lens)), lens)
+    contexts = np.concatenate([p + 1 + np.arange(m) for p, m in zip(positions, lens, strict=True)])
+    span = slice(gap, gap + sum(lens))
+    for window in (*windows(shape)[::2], NO_WINDOW):
+        first_live = tuple(np.maximum(0, np.asarray(positions) - window + 1))
+        k, v, tables = pools(shape, kv_dtype, first_live=first_live)
+        shared = {"block_tables": tables, "scale": SCALE}
+        tiles = prefill_tiles(list(range(len(lens))), starts, lens, positions)
+        got = prefill(q, k, v, tiles=tiles, window=jnp.int32(window), **shared)
+        expected = reference(
+            q[span],
+            k,
+            v,
+            token_lanes=int32(lanes),
+            context_lens=int32(contexts),
+            window=window,
+            **shared,
+        )
+        assert_close(got[span], expected, shape.dtype)
+        assert not np.any(np.float32(got[:gap]))
+        assert not np.any(np.float32(got[span.stop :]))
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, NO_WINDOW])
+def test_a_window_is_exactly_so_many_keys_with_the_querys_own(window: int) -> None:
+    """All keys are alike and value `i` is unit vector `i`: the result shows what was seen."""
+    shape = AttentionShape(
+        num_heads=1, num_kv_heads=1, head_dim=128, block_size=16, context_lens=(128,)
+    )
+    values = np.eye(128, dtype=np.float32).reshape(1, 8, 16, 1, 128)
+    k, v = stored(0 * values, "float32"), stored(values, "float32")
+    shared = {
+        "layer": jnp.int32(0),
+        "block_tables": jnp.arange(8, dtype=jnp.int32)[None],
+        "window": jnp.int32(window),
+        "scale": SCALE,
+    }
+    q = queries(shape, 128)
+    one_each = decode(
         q,
         k,
         v,
-        layer=jnp.int32(LAYER),
-        block_tables=tables,
-        tiles=prefill_tiles(starts, lens, positions),
-        scale=0.3,
+        token_lanes=jnp.zeros(128, jnp.int32),
+        context_lens=jnp.arange(1, 129, dtype=jnp.int32),
+        num_queries=jnp.int32(128),
+        **shared,
     )
-    lanes = np.repeat(np.arange(len(lens)), lens)
-    contexts = np.concatenate([p + 1 + np.arange(m) for p, m in zip(positions, lens, strict=True)])
-    k = jnp.nan_to_num(k)
-    span = slice(gap, gap + sum(lens))
-    expected = reference(q[span], k, v, tables, lanes, contexts, 0.3)
-    np.testing.assert_allclose(
-        np.float32(got[span]), np.float32(expected), atol=TOLERANCE[shape.dtype]
-    )
-    assert not np.any(np.float32(got[:gap]))
-    assert not np.any(np.float32(got[span.stop :]))
+    together = prefill(q, k, v, tiles=prefill_tiles([0], [0], [128], [0]), **shared)
+    positions = np.arange(128)
+    seen = (positions <= positions[:, None]) & (positions > positions[:, None] - window)
+    for got in (one_each, together):
+        np.testing.assert_array_equal(np.asarray(got[:, 0]) > 0, seen)
+        np.testing.assert_allclose(got[:, 0], seen / seen.sum(1, keepdims=True), rtol=1e-6)
 
 
-def test_bfloat16_stored_as_bits_gives_the_same_bits() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "fp8"])
+def test_floats_stored_as_bits_give_the_same_bits(kv_dtype) -> None:
     shape = SHAPES["bfloat16"]
-    k, v, tables = pools(shape)
-    k_bits, v_bits = (jax.lax.bitcast_convert_type(pool, jnp.uint16) for pool in (k, v))
     q = queries(shape, len(shape.context_lens))
-    shared = {
-        "layer": jnp.int32(LAYER),
-        "block_tables": tables,
-        "context_lens": jnp.asarray(shape.context_lens, jnp.int32),
-        "num_lanes": jnp.int32(len(shape.context_lens)),
-        "scale": 0.125,
-    }
-    plain = pallas_kernels.decode_attention(q, k, v, **shared)
-    bits = pallas_kernels.decode_attention(q, k_bits, v_bits, **shared)
-    np.testing.assert_array_equal(np.float32(plain), np.float32(bits))
-
-
-def test_a_lane_does_not_depend_on_its_neighbours_in_the_tile() -> None:
-    shape = SHAPES["smollm2_9_3"]
-    k, v, tables = pools(shape)
-    q = queries(shape, len(shape.context_lens))
-
-    def attend(lens):
-        return pallas_kernels.decode_attention(
+    results = []
+    for as_bits in (False, True):
+        k, v, tables = pools(shape, kv_dtype, as_bits=as_bits)
+        result = decode(
             q,
             k,
             v,
-            layer=jnp.int32(LAYER),
             block_tables=tables,
-            context_lens=jnp.asarray(lens, jnp.int32),
-            num_lanes=jnp.int32(len(lens)),
+            token_lanes=jnp.arange(3, dtype=jnp.int32),
+            context_lens=int32(shape.context_lens),
+            num_queries=jnp.int32(3),
+            window=jnp.int32(NO_WINDOW),
             scale=0.125,
         )
-
-    alone, beside = attend((1, 15, 1, 1, 1)), attend(shape.context_lens)
-    np.testing.assert_array_equal(np.asarray(alone[1]), np.asarray(beside[1]))
+        results.append(np.float32(result))
+    np.testing.assert_array_equal(*results)
 
 
 def test_swapped_keys_and_values_are_noticed() -> None:
     shape = SHAPES["no_groups"]
     k, v, tables = pools(shape)
-    k, v = jnp.nan_to_num(k), jnp.nan_to_num(v)
-    q = queries(shape, len(shape.context_lens))
-    lanes = range(len(shape.context_lens))
-    right = reference(q, k, v, tables, lanes, shape.context_lens, 0.3)
-    swapped = reference(q, v, k, tables, lanes, shape.context_lens, 0.3)
-    assert np.abs(np.asarray(right - swapped)).max() > 1000 * TOLERANCE["float32"]
+    used = len(shape.context_lens)
+    shared = {
+        "block_tables": tables,
+        "token_lanes": jnp.arange(used, dtype=jnp.int32),
+        "context_lens": int32(shape.context_lens),
+        "window": NO_WINDOW,
+        "scale": SCALE,
+    }
+    q = queries(shape, used)
+    difference = np.asarray(reference(q, k, v, **shared) - reference(q, v, k, **shared))
+    assert np.abs(difference).max() > 1000 * TOLERANCE["float32"]
 
 
 def test_head_counts_that_do_not_divide_are_refused() -> None:
     shape = SHAPES["llama_32_8"]
     k, v, tables = pools(shape)
-    with pytest.raises(ValueError, match="30 query heads are no multiple of 8 key/value heads"):
+    q = queries(shape, 4)[:, :30]
+    shared = {"layer": jnp.int32(0), "block_tables": tables, "window": jnp.int32(1), "scale": 1.0}
+    message = "30 query heads are no multiple of 8 key/value heads"
+    ones = jnp.ones(4, jnp.int32)
+    with pytest.raises(ValueError, match=message):
         pallas_kernels.decode_attention(
-            queries(shape, 4)[:, :30],
-            k,
-            v,
-            layer=jnp.int32(0),
-            block_tables=tables,
-            context_lens=jnp.ones(4, jnp.int32),
-            num_lanes=jnp.int32(4),
-            scale=1.0,
+            q, k, v, token_lanes=ones, context_lens=ones, num_queries=jnp.int32(4), **shared
         )
+    with pytest.raises(ValueError, match=message):
+        pallas_kernels.prefill_attention(q, k, v, tiles=prefill_tiles([0], [0], [1], [0]), **shared)

@@ -1,5 +1,6 @@
 """A config.json is honoured or refused by name."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -76,6 +77,7 @@ def test_missing_key_is_named_with_its_file(key):
         ("hidden_size", "64"),
         ("hidden_size", True),
         ("num_hidden_layers", 2.5),
+        ("num_hidden_layers", 2**30),
         ("vocab_size", 2**40),
         ("num_key_value_heads", 3),
         ("head_dim", 15),
@@ -122,7 +124,10 @@ def test_keys_without_effect_pass_and_unknown_ones_are_logged(caplog):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+        {"model_type": "mistral", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "llama", "architectures": ["MistralForCausalLM"]},
+        {"model_type": ["llama"]},
+        {"model_type": "ministral"},
         {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
         {"model_type": "bert"},
     ],
@@ -130,6 +135,98 @@ def test_keys_without_effect_pass_and_unknown_ones_are_logged(caplog):
 def test_other_architecture_is_named_with_what_is_supported(changes):
     with pytest.raises(CheckpointError, match="not supported; supported is model_type 'llama'"):
         read(**changes)
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, (None, None)),
+        ({"sliding_window": None, "layer_types": None}, (None, None)),
+        ({"sliding_window": 8, "use_sliding_window": False}, (None, None)),
+        ({"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
+        ({"sliding_window": 8, "layer_types": [SLIDING, SLIDING]}, (8, 8)),
+        ({"sliding_window": 8, "layer_types": [FULL, FULL]}, (None, None)),
+        ({"layer_types": [FULL, FULL]}, (None, None)),
+        (MISTRAL | {"sliding_window": 8}, (8, 8)),
+        (MISTRAL | {"sliding_window": 1, "use_sliding_window": True}, (1, 1)),
+        (MISTRAL | {"sliding_window": None}, (None, None)),
+        (MISTRAL | {"sliding_window": 8, "use_sliding_window": False}, (None, None)),
+        (MISTRAL | {"sliding_window": 8, "layer_types": [SLIDING, FULL]}, (8, None)),
+    ],
+)
+def test_windows_are_those_that_the_model_declares(changes, windows):
+    assert read(num_key_value_heads=4, **changes).windows == windows
+
+
+def test_absent_keys_of_a_mistral_take_its_own_defaults():
+    config = read(**MISTRAL, num_attention_heads=16)
+    assert (config.num_kv_heads, config.windows) == (8, (4096, 4096))
+    assert read(**MISTRAL, num_key_value_heads=None).num_kv_heads == 4
+
+
+def test_mistral_may_give_the_width_of_a_head():
+    config = read(**MISTRAL, num_key_value_heads=2, head_dim=32, sliding_window=None)
+    assert (config.num_kv_heads, config.head_dim, config.attention_bias) == (2, 32, False)
+
+
+def test_widest_window_is_none_while_a_layer_sees_everything():
+    config = read()
+    assert config.max_window is None
+    assert dataclasses.replace(config, windows=(8, None)).max_window is None
+    assert dataclasses.replace(config, windows=(8, 3)).max_window == 8
+
+
+def test_windows_are_part_of_the_value():
+    config = read()
+    windowed = dataclasses.replace(config, windows=(8, None))
+    assert config != windowed
+    assert hash(windowed) == hash(dataclasses.replace(config, windows=(8, None)))
+    with pytest.raises(ValueError, match="1 windows for 2 layers"):
+        dataclasses.replace(config, windows=(8,))
+
+
+def test_window_of_a_llama_without_layer_types_is_refused():
+    with pytest.raises(CheckpointError, match=r"^config\.json: sliding_window is 8, .*layer_types"):
+        read(sliding_window=8)
+    with pytest.raises(CheckpointError, match="sliding_window is 8, which is not supported"):
+        read(sliding_window=8, use_sliding_window=True)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, "8", True, [8], 2**31])
+@pytest.mark.parametrize("changes", [MISTRAL, {"layer_types": [FULL, SLIDING]}])
+def test_malformed_window_is_named(window, changes):
+    with pytest.raises(CheckpointError, match=r"^config\.json: sliding_window is .*above 0"):
+        read(num_key_value_heads=4, sliding_window=window, **changes)
+
+
+@pytest.mark.parametrize(
+    ("layer_types", "message"),
+    [
+        ([SLIDING], "is 1 entries; expected a list with one entry for each of 2 layers"),
+        ([FULL] * 3, "is 3 entries; expected a list"),
+        ([], "is 0 entries; expected a list"),
+        (SLIDING, "is 'sliding_attention'; expected a list"),
+        ({FULL: 0, SLIDING: 1}, "is .*; expected a list"),
+        ([FULL, "chunked_attention"], "is 'chunked_attention' at layer 1, which is not supported"),
+        ([None, FULL], "is None at layer 0, which is not supported"),
+        ([[SLIDING], FULL], r"is \['sliding_attention'\] at layer 0"),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, MISTRAL])
+def test_malformed_layer_types_are_named(layer_types, message, more):
+    with pytest.raises(CheckpointError, match=rf"^config\.json: layer_types {message}"):
+        read(num_key_value_heads=4, sliding_window=8, layer_types=layer_types, **more)
+
+
+def test_sliding_layer_needs_a_window():
+    with pytest.raises(CheckpointError, match="but sliding_window is missing"):
+        read(layer_types=[SLIDING, FULL])
+    with pytest.raises(CheckpointError, match=r"^config\.json: use_sliding_window is 1; expected"):
+        read(sliding_window=8, use_sliding_window=1)
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])

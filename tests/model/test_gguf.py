@@ -120,7 +120,9 @@ def test_other_architecture_is_refused_by_name(path, metadata, tensors, architec
     ("changes", "message"),
     [
         ({"llama.expert_count": 8}, "llama.expert_count is 8, which is not supported"),
-        ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window is 4096"),
+        ({"llama.attention.sliding_window": 2**31}, "sliding_window is 2147483648; expected"),
+        ({"llama.attention.sliding_window": [8, 8]}, r"sliding_window is \[8, 8\]; expected"),
+        ({"llama.attention.sliding_window_pattern": 2}, "sliding_window_pattern: not supported"),
         ({"llama.logit_scale": 8.0}, "llama.logit_scale is 8.0"),
         ({"llama.brand_new": 1}, "llama.brand_new: not supported in a Llama"),
         ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count is 4"),
@@ -150,6 +152,21 @@ def test_linear_rope_scaling_is_read(path, metadata, tensors):
     tiny_gguf.write_gguf(path, metadata | scaling, tensors)
     expected = RopeScaling(rope_type="linear", factor=4.0)
     assert open_checkpoint(path).config.rope_scaling == expected
+
+
+def test_window_is_that_of_all_layers_and_0_is_none(path, metadata, tensors):
+    for window, windows in ((8, (8, 8)), (0, (None, None))):
+        changed = metadata | {"llama.attention.sliding_window": window}
+        assert (
+            open_checkpoint(tiny_gguf.write_gguf(path, changed, tensors)).config.windows == windows
+        )
+
+
+def test_mistral_as_the_converter_writes_it_has_no_window(path, tmp_path):
+    folder = tiny.write_tiny_llama(tmp_path / "m", model_type="mistral", sliding_window=8)
+    assert open_checkpoint(folder).config.windows == (8, 8)
+    tiny_gguf.write_gguf(path, tiny_gguf.llama_metadata(folder), tiny_gguf.llama_tensors(folder))
+    assert open_checkpoint(path).config.windows == (None, None)
 
 
 def llama3_factors(head_dim: int, theta: float, factor: float) -> np.ndarray:

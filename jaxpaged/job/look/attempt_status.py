@@ -47,6 +47,7 @@ class LiveFigures:
         tokens_per_second: Completion tokens over the last minute.
         seconds_left: How long the rest takes at that rate; None if nobody knows.
         seconds_silent: How long ago the sign of life was.
+        skipped: Rows that were passed over.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class LiveFigures:
     tokens_per_second: float
     seconds_left: float | None
     seconds_silent: float
+    skipped: int = 0
 
 
 def describe(facts: AttemptFacts, *, is_running: bool) -> AttemptStatus:
@@ -90,6 +92,7 @@ def live_figures(facts: AttemptFacts, now: datetime.datetime) -> LiveFigures | N
         tokens_per_second=_number(beat, "tokens_per_second") or 0.0,
         seconds_left=_number(beat, "seconds_left"),
         seconds_silent=silent,
+        skipped=int(_number(beat, "skipped") or 0),
     )
 
 

@@ -1,5 +1,7 @@
 """What differs between two outputs, row by row: rows are the same row if they have one address.
 
+Where each completion of a row is a row of the output, they must be the same sample too.
+
 Reads both in bounded memory, changes nothing, and needs neither job file nor input nor model.
 """
 
@@ -85,7 +87,9 @@ def diff(a: Store, b: Store) -> Diff:
     known_a, known_b = known_job.read(a), known_job.read(b)
     found = RowComparison(known_a.job.schema, known_b.job.schema)
     with FolderRows(a, known_a) as rows_a, FolderRows(b, known_b) as rows_b:
-        for span in row_alignment.align(known_a.files, known_b.files):
+        spans = row_alignment.align(known_a.files, known_b.files)
+        each_a, each_b = rows_a.rows_each, rows_b.rows_each
+        for span in row_alignment.each_sample(spans, each_a, each_b):
             _compare(span, rows_a, rows_b, found=found)
     names_a, names_b = ([name for name, _ in known.job.schema] for known in (known_a, known_b))
     return Diff(

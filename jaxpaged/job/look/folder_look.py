@@ -66,7 +66,8 @@ class FolderLook:
         self.pending = output_view.pending_retry(store, self.known)
         self.is_marked = output_view.SUCCESS in store.entries()
         self.summary = output_view.read_json(store, output_view.SUCCESS)
-        self._check = PartCheck(self.known.job.schema, RowAddresses(self.known.files))
+        addresses = RowAddresses(self.known.files, self.units.rows_each)
+        self._check = PartCheck(self.known.job.schema, addresses)
 
     @property
     def committed(self) -> set[int]:

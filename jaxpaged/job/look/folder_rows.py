@@ -1,4 +1,6 @@
-"""The rows of an output folder by their global indices, a row group of a part at a time.
+"""The rows of an output folder by their indices in it, a row group of a part at a time.
+
+Where each row of the input gave several rows, each of those has an index.
 
 Makes sure that the rows it hands out are those that their place says. Changes nothing.
 """
@@ -42,19 +44,23 @@ class FolderRows:
     Args:
         store: The output.
         known: What it remembers.
+
+    Attributes:
+        rows_each: Rows of the output for each row of the input.
     """
 
     def __init__(self, store: Store, known: History) -> None:
         self._store = store
         self._units = known_job.units(known, store)
-        self._starts = [unit.start for unit in self._units]
+        self.rows_each = self._units.rows_each
+        self._starts = [unit.start * self.rows_each for unit in self._units]
         sizes = output_view.visible_parts(store)
         self._parts = {name for name, size in sizes.items() if size is not None}
-        self._addresses = RowAddresses(known.files)
+        self._addresses = RowAddresses(known.files, self.rows_each)
         self._files = contextlib.ExitStack()
         self._unit: Unit | None = None
         self._part: pq.ParquetFile | None = None
-        # Global indices of the first row of each row group of the part, and of the row behind it.
+        # Indices of the first row of each row group of the part, and of the row behind it.
         self._bounds: list[int] = []
         self._start = 0
         self._cells: list[pa.RecordBatch] = []
@@ -79,7 +85,8 @@ class FolderRows:
         """
         unit = self._units[bisect.bisect_right(self._starts, row) - 1]
         if unit.part_name not in self._parts:
-            return Rows(num_rows=min(max_rows, unit.stop - row), cells=None)
+            stop = unit.stop * self.rows_each
+            return Rows(num_rows=min(max_rows, stop - row), cells=None)
         try:
             self._seek(unit, row)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -115,8 +122,9 @@ class FolderRows:
         part = self._files.enter_context(pq.ParquetFile(file, pre_buffer=False))
         groups = range(part.num_row_groups)
         lengths = [part.metadata.row_group(group).num_rows for group in groups]
-        self._bounds = [unit.start + rows for rows in itertools.accumulate(lengths, initial=0)]
-        if self._bounds[-1] != unit.stop:
+        start = unit.start * self.rows_each
+        self._bounds = [start + rows for rows in itertools.accumulate(lengths, initial=0)]
+        if self._bounds[-1] != unit.stop * self.rows_each:
             raise self._not_its_rows(unit)
         self._unit, self._part = unit, part
 

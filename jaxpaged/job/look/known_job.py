@@ -7,6 +7,8 @@ from jaxpaged.job.units import Units
 from jaxpaged.storage.store import Store
 
 _ROWS_PER_PART = "output.rows_per_part"
+_EXPLODE = "output.explode"
+_SAMPLES = "sampling.n"
 
 
 def read(store: Store) -> History:
@@ -31,13 +33,24 @@ def units(known: History, store: Store) -> Units:
     Raises:
         OutputConflictError: The folder's record does not say it.
     """
-    rows_per_part = known.job.result_keys.get(_ROWS_PER_PART)
+    rows_per_part = _count(known, _ROWS_PER_PART, store)
+    # A job of before there was such a key has a row for each row.
+    each = _count(known, _SAMPLES, store) if known.job.result_keys.get(_EXPLODE) else 1
     try:
-        if type(rows_per_part) is int and rows_per_part > 0:
-            return Units(segments=known.segments, rows_per_part=rows_per_part)
+        return Units(segments=known.segments, rows_per_part=rows_per_part, rows_each=each)
     except ConfigError:
-        pass  # more parts than there are names: no job could have begun so
-    raise OutputConflictError(
-        f"{store.url}/{history.JOB} cannot be used: its {_ROWS_PER_PART} is {rows_per_part!r}; "
-        "restore the file"
+        # More parts than there are names: no job could have begun so.
+        raise _unusable(store, _ROWS_PER_PART, rows_per_part) from None
+
+
+def _count(known: History, key: str, store: Store) -> int:
+    value = known.job.result_keys.get(key)
+    if type(value) is int and value > 0:
+        return value
+    raise _unusable(store, key, value)
+
+
+def _unusable(store: Store, key: str, value: object) -> OutputConflictError:
+    return OutputConflictError(
+        f"{store.url}/{history.JOB} cannot be used: its {key} is {value!r}; restore the file"
     )

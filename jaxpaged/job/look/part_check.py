@@ -7,6 +7,8 @@ import collections
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -29,7 +31,7 @@ class PartCheck:
 
     Args:
         columns: Of every part.
-        addresses: Of the job's rows.
+        addresses: Of the output's rows.
     """
 
     def __init__(self, columns: Columns, addresses: RowAddresses) -> None:
@@ -65,17 +67,26 @@ class PartCheck:
         yield from self._content_faults(file, unit, record)
 
     def _content_faults(self, file: BinaryIO, unit: Unit, record: CommitRecord) -> Iterator[str]:
-        tally = Tally(None)
+        tally = Tally(None, unit.rows_each)
         first_wrong: str | None = None
-        num_odd = 0
+        position = num_odd = num_shuffled = 0
         with pq.ParquetFile(file, pre_buffer=False) as part:
-            for batch in part.iter_batches(columns=list(tally.columns), use_threads=False):
+            names = tally.columns_of(part.schema_arrow)
+            names += ["sample"] if unit.rows_each > 1 else []
+            for batch in part.iter_batches(columns=names, use_threads=False):
                 if first_wrong is None:
-                    first_wrong = self._wrong_address(unit.start, tally.num_rows, batch["row"])
+                    start = unit.start * unit.rows_each
+                    first_wrong = self._wrong_address(start, position, batch["row"])
+                if unit.rows_each > 1:
+                    numbers = np.arange(position, position + len(batch)) % unit.rows_each
+                    num_shuffled += _num_other(batch["sample"], numbers)
+                position += len(batch)
                 num_odd += _num_odd_endings(batch)
                 tally.add(pa.Table.from_batches([batch]))
         if first_wrong is not None:
             yield first_wrong
+        if num_shuffled:
+            yield f"has {num_shuffled:,} rows whose sample is not the one that belongs there"
         if num_odd:
             yield f"has {num_odd:,} rows whose finish_reason and error_code do not fit together"
         yield from _count_faults(tally, record)
@@ -91,6 +102,11 @@ class PartCheck:
             f"{plain(row_addresses.describe(found[wrong]))}, where "
             f"{plain(row_addresses.describe(expected))} belongs"
         )
+
+
+def _num_other(found: pa.Array, expected: npt.NDArray[np.int64]) -> int:
+    is_same = _call("equal", found, pa.array(expected)).fill_null(False)
+    return len(found) - (_call("sum", is_same).as_py() or 0)
 
 
 def _num_odd_endings(rows: pa.RecordBatch) -> int:
@@ -119,6 +135,8 @@ def _count_faults(tally: Tally, record: CommitRecord) -> Iterator[str]:
         "rows by error code": (counted.errors, said.errors),
         "tokens": (counted.tokens, said.tokens),
         "completions cut in a character": (counted.partial_characters, said.partial_characters),
+        "prompts cut": (counted.truncated_prompts, said.truncated_prompts),
+        "tokens cut out of prompts": (counted.truncated_tokens, said.truncated_tokens),
     }
     for name, (mine, theirs) in pairs.items():
         if _normal(mine) != _normal(theirs):

@@ -31,6 +31,33 @@ def align(a: Sequence[FileRecord], b: Sequence[FileRecord]) -> Iterator[Span]:
     return _joined(span for span in _spans(a, b) if span.num_rows)
 
 
+def each_sample(spans: Iterable[Span], a: int, b: int) -> Iterator[Span]:
+    """The same spans in rows of two outputs that have `a` and `b` rows for each row of the input.
+
+    Rows are at the same place if they are the same sample of the same row.
+    """
+    for span in spans:
+        if a == b or span.a is None or span.b is None:
+            each = b if span.a is None else a
+            first_a, first_b = (
+                None if start is None else start * each for start in (span.a, span.b)
+            )
+            yield _span(first_a, first_b, span.num_rows * each)
+            continue
+        shared = min(a, b)
+        for row in range(span.num_rows):
+            first_a, first_b = (span.a + row) * a, (span.b + row) * b
+            yield _span(first_a, first_b, shared)
+            if a > b:
+                yield _span(first_a + shared, None, a - shared)
+            else:
+                yield _span(None, first_b + shared, b - shared)
+
+
+def _span(a: int | None, b: int | None, num_rows: int) -> Span:
+    return Span(a=a, b=b, num_rows=num_rows)
+
+
 def _spans(a: Sequence[FileRecord], b: Sequence[FileRecord]) -> Iterator[Span]:
     others = {file.name: (start, file) for start, file in _starts(b)}
     for start, file in _starts(a):

@@ -78,7 +78,7 @@ class Status:
 
         An attempt has number, host, pid, began, state, message and ended; a revision number, kind,
         created, rows, where, settings and is_finished; `live`, if it is not null, has rows, total,
-        errors, rows_per_second, tokens_per_second, seconds_left and seconds_silent.
+        errors, skipped, rows_per_second, tokens_per_second, seconds_left and seconds_silent.
         """
         error = self.last_error
         return {**dataclasses.asdict(self), "last_error": None if error is None else error.message}

@@ -81,7 +81,8 @@ def _live(status: Status) -> Iterator[tuple[str, str]]:
     if (live := status.live) is None:
         return
     left = "" if live.seconds_left is None else f", ETA {duration(live.seconds_left)}"
-    yield "now", f"{live.rows:,}/{live.total:,} rows, {live.errors:,} errors{left}"
+    skipped = f", {live.skipped:,} skipped" if live.skipped else ""
+    yield "now", f"{live.rows:,}/{live.total:,} rows, {live.errors:,} errors{skipped}{left}"
     yield "rate", f"{live.rows_per_second:,.1f} rows/s, {live.tokens_per_second:,.0f} tokens/s out"
     yield "last heard of", f"{live.seconds_silent:,.0f} s ago"
 

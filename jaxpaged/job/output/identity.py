@@ -22,25 +22,57 @@ RESULT_KEYS = frozenset(
         "input.columns",
         "input.allow_special_tokens",
         "input.max_prompt_bytes",
+        "input.on_too_long",
+        "input.on_null",
+        "input.system_role",
         "output.rows_per_part",
         "output.token_ids",
         "output.prompt",
+        "output.explode",
         "sampling.max_tokens",
         "sampling.temperature",
         "sampling.top_k",
         "sampling.top_p",
         "sampling.min_p",
+        "sampling.typical_p",
+        "sampling.repetition_penalty",
+        "sampling.presence_penalty",
+        "sampling.frequency_penalty",
+        "sampling.logit_bias",
+        "sampling.bad_words",
         "sampling.seed",
         "sampling.stop",
         "sampling.stop_token_ids",
         "sampling.include_stop",
         "sampling.min_tokens",
         "sampling.ignore_eos",
+        "sampling.logprobs",
+        "sampling.prompt_logprobs",
+        "sampling.n",
+        "sampling.best_of",
+        "sampling.beam_width",
+        "sampling.length_penalty",
+        "sampling.early_stopping",
         "sampling.columns.max_tokens",
+        "sampling.columns.min_tokens",
         "sampling.columns.temperature",
+        "sampling.columns.top_k",
+        "sampling.columns.top_p",
+        "sampling.columns.min_p",
+        "sampling.columns.typical_p",
+        "sampling.columns.repetition_penalty",
+        "sampling.columns.presence_penalty",
+        "sampling.columns.frequency_penalty",
         "sampling.columns.seed",
+        "sampling.columns.ignore_eos",
+        "sampling.columns.stop",
+        "sampling.columns.stop_token_ids",
+        "sampling.columns.bad_words",
+        "sampling.columns.logit_bias",
         "engine.dtype",
+        "engine.kv_dtype",
         "engine.max_model_len",
+        "engine.deterministic",
         "eval.reference",
         "eval.metrics",
         "eval.by",
@@ -71,6 +103,9 @@ RUN_KEYS = frozenset(
         "engine.block_size",
         "engine.num_blocks",
         "engine.memory_utilization",
+        "engine.prefix_cache",
+        "engine.preemption",
+        "engine.swap_space",
         "max_errors",
     }
 )
@@ -175,16 +210,20 @@ def _facts(file: FileRecord) -> dict[str, object]:
 
 
 def _pick(spec: JobSpec, keys: frozenset[str]) -> dict[str, object]:
-    flat = dict(_flatten(spec.model_dump(mode="json"), ""))
+    flat = dict(_flatten(spec.model_dump(mode="json"), "", keys))
     return {key: flat.get(key) for key in sorted(keys)}
 
 
-def _flatten(section: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+def _flatten(
+    section: Mapping[str, object], prefix: str, keys: frozenset[str]
+) -> Iterator[tuple[str, object]]:
+    """Keys by dotted name; what is inside a value of one of `keys` belongs to that value."""
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in keys:
+            yield from _flatten(value, f"{key}.", keys)
         else:
-            yield f"{prefix}{key}", value
+            yield key, value
 
 
 def _show(value: object) -> str:

@@ -5,17 +5,17 @@ bytes and logs.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, get_args
 
-from jaxpaged.job.row_window import RowResult
+from jaxpaged.job import token_logprobs
+from jaxpaged.job.row_window import RowResult, SampleResult
+from jaxpaged.job.token_logprobs import TokenLogprobs
 from jaxpaged.job.units import Unit
-from jaxpaged.request import ErrorCode, FinishReason
+from jaxpaged.request import ErrorCode
 
-_FORMAT = 2
-
-# Of a row's several completions this one; a row has one today.
-_SAMPLE = 0
+_FORMAT = 3
 
 # These say something about the run; the next run may well complete the row.
 _NO_VERDICTS = ("timeout", "cancelled")
@@ -56,16 +56,49 @@ def head(unit: Unit) -> dict[str, Any]:
 
 def encode(address: RowAddress, result: RowResult, params: str) -> dict[str, Any]:
     """The record of a finished row; `params` tells the parameters it was sampled with."""
-    row = _values(address)
-    return {"row": row, "sample": _SAMPLE, "params": params, "result": _values(result)}
+    samples = [_json_values(sample) for sample in result.samples]
+    values = _json_values(result) | {"samples": samples}
+    return {"row": _values(address), "params": params, "result": values}
 
 
 def decode(value: Any) -> tuple[RowAddress, RowResult, str] | None:  # noqa: ANN401  (JSON)
     """What a record says; None if the value is not a record of a verdict."""
     if not _fits(value, _RECORD):
         return None
-    fields = value["result"] | {"token_ids": tuple(value["result"]["token_ids"])}
+    fields = dict(value["result"])
+    fields["samples"] = tuple(_sample(sample) for sample in fields["samples"])
+    fields["prompt_logprobs"] = _logprobs(fields["prompt_logprobs"])
     return RowAddress(**value["row"]), RowResult(**fields), value["params"]
+
+
+def _sample(value: dict[str, Any]) -> SampleResult:
+    fields = dict(value)
+    fields["token_ids"] = tuple(value["token_ids"])
+    fields["logprobs"] = _logprobs(value["logprobs"])
+    for name in ("cumulative_logprob", "score"):
+        fields[name] = _number(value[name])
+    return SampleResult(**fields)
+
+
+def _logprobs(value: object) -> TokenLogprobs | None:
+    return None if value is None else token_logprobs.from_json(value)
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401  (JSON)
+    return None if value is None else float(value)
+
+
+def _json_values(record: Any) -> dict[str, Any]:  # noqa: ANN401  (a dataclass)
+    return {name: _to_json(value) for name, value in _values(record).items()}
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, TokenLogprobs):
+        return value.to_json()
+    # JSON has numbers only; a token that cannot be has a log-probability of minus infinity.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _values(record: Any) -> dict[str, Any]:  # noqa: ANN401  (a dataclass)
@@ -85,10 +118,20 @@ def _fits(value: Any, checks: _Checks) -> bool:  # noqa: ANN401
 
 
 def _is_result(value: Any) -> bool:  # noqa: ANN401
-    if not _fits(value, _RESULT):
-        return False
-    is_error = value["finish_reason"] == "error"
-    return is_error == (value["error_code"] is not None) == (value["completion"] is None)
+    # A row that was skipped has no prompt, and therefore no record.
+    return _fits(value, _RESULT) and (value["error_code"] is None) == bool(value["samples"])
+
+
+def _are_samples(value: object) -> bool:
+    return type(value) is list and all(_fits(sample, _SAMPLE) for sample in value)
+
+
+def _is_logprobs(value: object) -> bool:
+    return token_logprobs.from_json(value) is not None
+
+
+def _is_float(value: object) -> bool:
+    return type(value) is float or value in ("inf", "-inf", "nan")
 
 
 def _is_text(value: object) -> bool:
@@ -123,25 +166,34 @@ _ADDRESS: _Checks = {
     "index": _is_number(_INT64),
 }
 
-_RESULT: _Checks = {
-    "finish_reason": _is_one_of(*get_args(FinishReason)),
-    "completion": _or_none(_is_text),
+_SAMPLE: _Checks = {
+    "text": _is_text,
+    "finish_reason": _is_one_of("stop", "length"),
     "stop_reason": _or_none(_is_text),
-    "prompt_tokens": _or_none(_is_number(_INT32)),
     "completion_tokens": _is_number(_INT32),
+    "ends_in_partial_character": _is_flag,
+    "token_ids": _is_token_ids,
+    "cumulative_logprob": _or_none(_is_float),
+    "score": _or_none(_is_float),
+    "logprobs": _or_none(_is_logprobs),
+}
+
+_RESULT: _Checks = {
+    "samples": _are_samples,
+    "prompt_tokens": _or_none(_is_number(_INT32)),
     "cached_tokens": _is_number(_INT32),
     "error_code": _or_none(_is_one_of(*_VERDICTS)),
     "error_message": _or_none(_is_text),
+    "skip_reason": lambda value: value is None,
     "seed": _or_none(_is_number(_INT64)),
     "prompt_sha256": _is_text,
-    "ends_in_partial_character": _is_flag,
-    "token_ids": _is_token_ids,
     "prompt": _or_none(_is_text),
+    "prompt_logprobs": _or_none(_is_logprobs),
+    "truncated_tokens": _is_number(_INT32),
 }
 
 _RECORD: _Checks = {
     "row": lambda value: _fits(value, _ADDRESS),
-    "sample": lambda value: type(value) is int and value == _SAMPLE,
     "params": _is_text,
     "result": _is_result,
 }

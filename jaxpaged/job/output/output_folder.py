@@ -268,7 +268,7 @@ class OutputFolder:
     ) -> tuple[CommitRecord, Tally]:
         attempt = part_file.check(file, unit, self._columns)
         file.seek(0)
-        counted = Tally(self._scoring)
+        counted = Tally(self._scoring, unit.rows_each)
         counted.add_part(file)
         record = CommitRecord(
             unit=unit.index,

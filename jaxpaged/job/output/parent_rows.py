@@ -18,10 +18,12 @@ from jaxpaged.storage.store import Store
 
 
 def count_chosen(store: Store, units: Iterable[Unit], chosen: RowFilter) -> dict[int, int]:
-    """By unit, how many rows of its part are chosen; units without any are left out.
+    """By unit, how many of its rows are chosen; units without any are left out.
+
+    A row of the input is chosen if any row of the part that it gave is.
 
     Raises:
-        StorageError: A part cannot be read.
+        StorageError: A part cannot be read, or does not hold the rows that it should.
     """
     counts = {unit.index: int(_chosen(store, unit, chosen).sum()) for unit in units}
     return {index: count for index, count in counts.items() if count}
@@ -52,15 +54,20 @@ class ParentRows:
         return not self._chosen[unit][row - unit.start]
 
     def merged(self, unit: Unit, start: int, table: pa.Table) -> pa.Table:
-        """The unit's rows from `start` on: the chosen ones of the table, the others as they were.
+        """The part's rows from `start` on: the chosen ones of the table, the others as they were.
+
+        Args:
+            unit: The unit.
+            start: The global index of a row of the input.
+            table: What that row and those behind it gave.
 
         Raises:
             StorageError: The part cannot be read.
         """
-        num_rows = table.num_rows
+        num_rows, each = table.num_rows, unit.rows_each
         first = start - unit.start
-        chosen = self._chosen[unit][first : first + num_rows]
-        before = self._rows(unit).slice(first, num_rows).cast(table.schema)
+        chosen = np.repeat(self._chosen[unit][first : first + num_rows // each], each)
+        before = self._rows(unit).slice(first * each, num_rows).cast(table.schema)
         # By runs of rows: Arrow cannot pick single rows of every type.
         edges = [0, *(np.flatnonzero(np.diff(chosen)) + 1).tolist(), num_rows]
         return pa.concat_tables(
@@ -80,7 +87,13 @@ class ParentRows:
 
 
 def _chosen(store: Store, unit: Unit, chosen: RowFilter) -> np.ndarray:
-    return chosen.mask(_read(store, unit, list(chosen.columns)))
+    mask = chosen.mask(_read(store, unit, list(chosen.columns)))
+    if len(mask) != unit.num_part_rows:
+        raise StorageError(
+            f"{store.url}/{unit.part_name} has {len(mask):,} rows, not {unit.num_part_rows:,}; "
+            "`jaxpaged verify` looks closer"
+        )
+    return np.logical_or.reduce(mask.reshape(-1, unit.rows_each), axis=1)
 
 
 def _read(store: Store, unit: Unit, columns: list[str] | None) -> pa.Table:

@@ -94,8 +94,8 @@ def check(file: BinaryIO, unit: Unit, expected: Columns) -> int:
         if error.errno is not None:
             raise
         raise PartProblem(f"it does not read as Parquet: {_first_line(error)}") from None
-    if num_rows != unit.num_rows:
-        raise PartProblem(f"it has {num_rows:,} rows, not {unit.num_rows:,}")
+    if num_rows != unit.num_part_rows:
+        raise PartProblem(f"it has {num_rows:,} rows, not {unit.num_part_rows:,}")
     return attempt
 
 

@@ -1,4 +1,4 @@
-"""The addresses of a job's rows by their global indices, from the records of the input files.
+"""The addresses of an output's rows by their global indices, from the records of the input files.
 
 Looks at neither the input nor the output.
 """
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpaged.job.columns import ROW_TYPE
 from jaxpaged.job.input.file_record import FileRecord
+from jaxpaged.job.result_columns import ROW_TYPE
 
 
 class RowAddresses:
@@ -18,9 +18,11 @@ class RowAddresses:
 
     Args:
         files: The input files in the order of their rows.
+        rows_each: Consecutive rows of the output for each row of them.
     """
 
-    def __init__(self, files: Sequence[FileRecord]) -> None:
+    def __init__(self, files: Sequence[FileRecord], rows_each: int = 1) -> None:
+        self._rows_each = rows_each
         # One entry for each run of row groups of the same length.
         starts, places, first_groups, lengths = [], [], [], []
         start = 0
@@ -42,7 +44,7 @@ class RowAddresses:
 
     def of(self, start: int, stop: int) -> pa.StructArray:
         """The addresses of the rows [start, stop)."""
-        rows = np.arange(start, stop)
+        rows = np.arange(start, stop) // self._rows_each
         run = np.searchsorted(self._starts, rows, side="right") - 1
         groups, indices = np.divmod(rows - self._starts[run], self._lengths[run])
         columns = [

@@ -56,7 +56,7 @@ class PartWriter:
                 self._num_written = 0
             self._open.write_table(table)
             self._num_written += table.num_rows
-            if self._num_written < unit.num_rows:
+            if self._num_written < unit.num_part_rows:
                 return False
             part_file.add_metadata(self._open, unit, self._folder.attempt.number)
             self._close()

@@ -5,7 +5,8 @@ their prompts are the same. Knows nothing of templates and tokens.
 """
 
 import json
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from jaxpaged.job.prompt.row_fault import RowFault
 
@@ -31,6 +32,24 @@ def parse(cell: object) -> list[dict[str, object]]:
     if not cell:
         raise RowFault("empty_prompt", "the chat has no messages")
     return [_message(message, number) for number, message in enumerate(cell, start=1)]
+
+
+def merge_system(chat: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat without its leading system messages, which begin its first user message instead.
+
+    A blank line lies between. Without a user message the chat stays as it is.
+    """
+    chat = [dict(message) for message in chat]
+    num_system = 0
+    while num_system < len(chat) and chat[num_system]["role"] == "system":
+        num_system += 1
+    rest = chat[num_system:]
+    user = next((message for message in rest if message["role"] == "user"), None)
+    if user is None:
+        return chat
+    texts = [message["content"] for message in (*chat[:num_system], user)]
+    user["content"] = "\n\n".join(text for text in texts if text)
+    return rest
 
 
 def _from_json(text: str) -> object:

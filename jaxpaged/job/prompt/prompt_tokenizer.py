@@ -11,6 +11,7 @@ class PromptTokenizer(Protocol):
     """Text to ids, with row text kept apart from control tokens."""
 
     vocab_size: int
+    bos_id: int | None
     chat_template: ChatTemplate | None
 
     def protect(self, text: str) -> str:

@@ -1,6 +1,7 @@
 """From one row's cells to the token ids that are completed and the parameters to do it with.
 
-A row at fault is told from a good one by `RowFault`. Knows nothing of files, units or the engine.
+A row at fault is told from a good one by `RowFault`, one to pass over by `RowSkipped`. Knows
+nothing of files, units or the engine.
 """
 
 import dataclasses
@@ -14,15 +15,19 @@ import numpy as np
 
 from jaxpaged.errors import ConfigError
 from jaxpaged.job.prompt import messages
+from jaxpaged.job.prompt.prompt_limit import PromptLimit
 from jaxpaged.job.prompt.prompt_template import PromptTemplate
 from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
-from jaxpaged.job.prompt.row_fault import RowFault
-from jaxpaged.job.sections import InputSpec, SamplingColumns
+from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
+from jaxpaged.job.prompt.row_params import RowParams
+from jaxpaged.job.sampling_section import SamplingColumns
+from jaxpaged.job.sections import InputSpec
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.model.chat_template import TemplateError
 from jaxpaged.request import SamplingParams
 
 _PREVIEW_CHARS = 160
+_PARAMS_CHARS = 120
 
 # Roles that templates know by name; such a word cannot end a control token and begin another.
 _ROLE = re.compile(r"[\w-]+")
@@ -33,7 +38,8 @@ class Prompt:
     """A row that can be handed to the engine.
 
     Attributes:
-        ids: The token ids.
+        ids: The token ids to complete.
+        whole_ids: The token ids before anything was cut.
         params: How to sample, the row's own parameters in place.
         rendered: The protected text that was tokenized; None for token ids.
         question: What the row itself asks, protected, without the chat around it.
@@ -41,20 +47,34 @@ class Prompt:
     """
 
     ids: tuple[int, ...]
+    whole_ids: tuple[int, ...]
     params: SamplingParams
     rendered: str | None
     question: str | None
     has_special_text: bool
 
     @property
+    def truncated(self) -> int:
+        """Tokens that were cut out."""
+        return len(self.whole_ids) - len(self.ids)
+
+    @property
     def sha256(self) -> str:
-        """Digest of the ids as little-endian 32-bit integers."""
-        return hashlib.sha256(np.asarray(self.ids, dtype="<i4").tobytes()).hexdigest()
+        """Digest of the whole prompt's ids as little-endian 32-bit integers."""
+        return hashlib.sha256(np.asarray(self.whole_ids, dtype="<i4").tobytes()).hexdigest()
 
     @property
     def params_text(self) -> str:
         """What tells the row's parameters from others that the same job may give a row."""
-        return f"{self.params.max_tokens} {self.params.temperature!r} {self.params.seed}"
+        own = (
+            (field.name, getattr(self.params, field.name))
+            for field in dataclasses.fields(self.params)
+            if getattr(self.params, field.name) != field.default
+        )
+        text = " ".join(f"{name}={value!r}" for name, value in own)
+        if len(text) <= _PARAMS_CHARS:
+            return text
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def used_columns(spec: InputSpec, known: Sequence[str]) -> dict[str, str]:
@@ -90,6 +110,8 @@ class PromptBuilder:
         known: The columns of the input.
         moment: What a chat template takes for now, so that a job resumed another day has the
             same prompts; None is this moment.
+        max_model_len: Most tokens of prompt and completion together; None leaves it to the engine
+            to find prompts that are too long.
 
     Attributes:
         columns: The columns whose cells `build` wants.
@@ -105,6 +127,7 @@ class PromptBuilder:
         known: Sequence[str],
         *,
         moment: datetime.datetime | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         self._moment = moment
         self._tokenizer = tokenizer
@@ -112,10 +135,14 @@ class PromptBuilder:
         self._protect: Callable[[str], str] = tokenizer.protect
         if spec.input.allow_special_tokens:
             self._protect = str
-        self._params = spec.sampling_params()
-        self._param_columns = param_columns(spec.sampling.columns)
+        own_columns = param_columns(spec.sampling.columns)
+        self._params = RowParams(spec.sampling_params(), own_columns)
+        self._limit = None
+        if max_model_len is not None:
+            policy = spec.input.on_too_long
+            self._limit = PromptLimit(max_model_len, policy, bos_id=tokenizer.bos_id)
         self._prompt_columns = tuple(used_columns(spec.input, known))
-        self.columns = tuple(dict.fromkeys((*self._prompt_columns, *self._param_columns.values())))
+        self.columns = tuple(dict.fromkeys((*self._prompt_columns, *own_columns.values())))
         self._templates = [self._template(*source) for source in _template_sources(spec.input)]
         if spec.input.prompt_source.startswith("messages") and tokenizer.chat_template is None:
             raise ConfigError(
@@ -131,18 +158,23 @@ class PromptBuilder:
 
         Raises:
             RowFault: The row has no valid prompt or parameters.
+            RowSkipped: The job passes over such a row.
         """
-        params = self._row_params(cells)
-        rendered, question = self._text(cells)
-        if rendered is None:
-            ids = self._given_ids(cells[self._prompt_columns[0]])
-        else:
-            self._check_bytes(self._tokenizer.unprotect(rendered))
-            ids = tuple(self._tokenizer.encode(rendered))
-        if not ids:
+        try:
+            rendered, question, whole_ids = self._whole(cells)
+        except RowFault as fault:
+            if fault.code == "null_prompt" and self._input.on_null == "skip":
+                raise RowSkipped("null_prompt", fault.reason) from None
+            raise
+        if not whole_ids:
             raise RowFault("empty_prompt", "the prompt has no tokens")
+        params = self._params.of(cells)
+        ids = whole_ids
+        if self._limit is not None:
+            ids = self._limit.apply(whole_ids, max_tokens=params.max_tokens)
         return Prompt(
             ids=ids,
+            whole_ids=whole_ids,
             params=params,
             rendered=rendered,
             question=question,
@@ -153,9 +185,9 @@ class PromptBuilder:
         )
 
     def text(self, prompt: Prompt) -> str:
-        """What was tokenized, or what the given ids say."""
+        """What was tokenized, or what the given ids say; the whole of it, also if it was cut."""
         if prompt.rendered is None:
-            return self._tokenizer.decode(prompt.ids, skip_special_tokens=False)
+            return self._tokenizer.decode(prompt.whole_ids, skip_special_tokens=False)
         return self._tokenizer.unprotect(prompt.rendered)
 
     def preview(self, prompt: Prompt) -> str:
@@ -163,6 +195,14 @@ class PromptBuilder:
         if prompt.question is None:
             return self.text(prompt)[:_PREVIEW_CHARS]
         return self._tokenizer.unprotect(prompt.question)[:_PREVIEW_CHARS]
+
+    def _whole(self, cells: Mapping[str, object]) -> tuple[str | None, str | None, tuple[int, ...]]:
+        """The protected text, the question in it, and the token ids before anything is cut."""
+        rendered, question = self._text(cells)
+        if rendered is None:
+            return None, None, self._given_ids(cells[self._prompt_columns[0]])
+        self._check_bytes(self._tokenizer.unprotect(rendered))
+        return rendered, question, tuple(self._tokenizer.encode(rendered))
 
     def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str | None]:
         """The protected text to tokenize and the question in it; neither for token ids."""
@@ -198,8 +238,11 @@ class PromptBuilder:
     def _chat(self, chat: list[dict[str, Any]]) -> tuple[str, str]:
         template = self._tokenizer.chat_template
         assert template is not None, "checked at construction"
+        question = chat[-1]["content"]
+        if self._input.system_role == "merge":
+            chat = messages.merge_system(chat)
         try:
-            return template.render(chat, moment=self._moment), chat[-1]["content"]
+            return template.render(chat, moment=self._moment), question
         except TemplateError as error:
             reason = f"the model's chat template: {error}"
             raise RowFault("template_error", self._tokenizer.unprotect(reason)) from None
@@ -231,19 +274,6 @@ class PromptBuilder:
                     f"{self._tokenizer.vocab_size}",
                 )
         return tuple(cell)
-
-    def _row_params(self, cells: Mapping[str, object]) -> SamplingParams:
-        own: dict[str, Any] = {
-            name: cells[column]
-            for name, column in self._param_columns.items()
-            if cells[column] is not None
-        }
-        if not own:
-            return self._params
-        try:
-            return dataclasses.replace(self._params, **own)
-        except ConfigError as error:
-            raise RowFault("bad_row_params", str(error)) from None
 
     def _template(self, key: str, source: str) -> PromptTemplate:
         return PromptTemplate(

@@ -33,6 +33,7 @@ _OPTIONAL = {
 }
 _CHECKED_BELOW = frozenset(
     {
+        "attention.sliding_window",
         "attention.value_length",
         "rope.dimension_count",
         "rope.scaling.type",
@@ -47,7 +48,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.scale": (0.0,),
-    "attention.sliding_window": (0,),
     "expert_count": (0,),
     "expert_used_count": (0,),
     "embedding_scale": (0.0, 1.0),
@@ -90,6 +90,7 @@ def build_config(header: GgufHeader, rope_factors: np.ndarray | None, where: str
     }
     _check_keys(keys, where)
     config = ModelConfig.from_hf(_to_hf(keys, header, where), where)
+    config = dataclasses.replace(config, windows=(_window(keys, where),) * config.num_layers)
     _check_head_dim(keys, config.head_dim, where)
     _check_vocabulary(header, config.vocab_size, where)
     if rope_factors is None:
@@ -132,6 +133,21 @@ def _to_hf(keys: Mapping[str, Value], header: GgufHeader, where: str) -> dict[st
             "supported are 'none' and 'linear'"
         )
     return config
+
+
+def _window(keys: Mapping[str, Value], where: str) -> int | None:
+    """The window of all layers, or None.
+
+    llama.cpp does not read the key in files of this architecture, and its converter writes Mistrals
+    as such files without it. A file that has it is of a model that was trained with a window.
+    """
+    window = keys.get("attention.sliding_window", 0)
+    if type(window) is not int or not 0 <= window < 2**31:
+        raise CheckpointError(
+            f"{where}: {_ARCHITECTURE}.attention.sliding_window is {window!r}; expected a whole "
+            "number, 0 for no window"
+        )
+    return window or None
 
 
 def _check_head_dim(keys: Mapping[str, Value], head_dim: int, where: str) -> None:

@@ -1,0 +1,34 @@
+"""What all sections of a job file have in common: strictness, and checks by who owns a range."""
+
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field
+
+from jaxpaged.errors import ConfigError
+
+# YAML has lists, the frozen spec has tuples: their items are checked as strictly as all else.
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
+
+# pydantic.ValidationInfo, but for the tests' run-time type checks: it is a protocol they refuse.
+FieldInfo = Any
+
+
+class Section(pydantic.BaseModel):
+    """A group of keys: nothing unknown, nothing converted, nothing changed later."""
+
+    # What is written in the wrong place may be a secret: errors name the place alone.
+    model_config = pydantic.ConfigDict(
+        strict=True, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+
+def check_by(owner: type, value: object, name: str | None) -> object:
+    """`value`, once the dataclass that owns the field's range has accepted it."""
+    if name is not None and name in owner.__dataclass_fields__:
+        try:
+            owner(**{name: value})
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return value
