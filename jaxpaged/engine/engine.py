@@ -194,9 +194,9 @@ class Engine:
         completions, self._rejected = self._rejected, []
         plan = self._scheduler.schedule()
         before, self._flight = self._flight, None
-        self._observe(plan)
         self._runner.prepare(plan)
         if not plan.is_empty:
+            self._observe(plan)
             self._flight = self._runner.dispatch(plan)
             self._clock.dispatched()
         elif before is None:
