@@ -110,6 +110,10 @@ class LedgerEngine:
         """The engine's."""
         return self._engine.num_unfinished()
 
+    def check_integrity(self) -> None:
+        """As the engine."""
+        self._engine.check_integrity()
+
     def abort(self) -> list[int]:
         """The engine's."""
         return self._engine.abort()
