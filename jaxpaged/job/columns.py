@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from jaxpaged.errors import InputSchemaError
-from jaxpaged.job import result_columns
+from jaxpaged.job import column_types, result_columns
 from jaxpaged.job.input.input_plan import InputPlan
 from jaxpaged.job.prompt import param_columns, prompts
 from jaxpaged.job.result_columns import Form
@@ -163,38 +163,19 @@ def _is_any(_: pa.DataType) -> bool:
     return True
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pt.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pt.is_integer(kind) or pt.is_floating(kind)
-
-
 def _is_reference(kind: pa.DataType) -> bool:
-    return _is_text(kind) or _is_number(kind) or pt.is_decimal(kind) or pt.is_boolean(kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
     return (
-        pt.is_list(kind)
-        or pt.is_large_list(kind)
-        or pt.is_fixed_size_list(kind)
-        or pt.is_list_view(kind)
-        or pt.is_large_list_view(kind)
+        column_types.is_text(kind)
+        or column_types.is_number(kind)
+        or pt.is_decimal(kind)
+        or pt.is_boolean(kind)
     )
 
 
-def _is_token_ids(kind: pa.DataType) -> bool:
-    return _is_list(kind) and pt.is_integer(kind.value_type)
-
-
 def _is_chat(kind: pa.DataType) -> bool:
-    if _is_text(kind):
+    if column_types.is_text(kind):
         return True
-    if not (_is_list(kind) and pt.is_struct(kind.value_type)):
+    if not (column_types.is_list(kind) and pt.is_struct(kind.value_type)):
         return False
     return {"role", "content"} <= {field.name for field in kind.value_type}
 
@@ -208,7 +189,7 @@ def _is_renderable(kind: pa.DataType) -> bool:
 _PROMPT_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "prompt": (_is_renderable, "something to write as text"),
     "messages": (_is_renderable, "something to write as text"),
-    "prompt_column": (_is_text, "text"),
-    "prompt_ids_column": (_is_token_ids, "a list of integers"),
+    "prompt_column": (column_types.is_text, "text"),
+    "prompt_ids_column": (column_types.is_token_ids, "a list of integers"),
     "messages_column": (_is_chat, "a list of role and content, or JSON text of one"),
 }
