@@ -45,6 +45,7 @@ class Settings:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
+    deterministic: bool
 
 
 def load_workload(path: pathlib.Path | None, limit: int | None, scratch: pathlib.Path) -> pa.Table:
@@ -151,6 +152,7 @@ def print_figures(figures: dict[str, object]) -> None:
 @click.option("--max-num-seqs", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--block-size", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--deterministic/--fast", default=True, show_default=True)
 @click.option(
     "--out",
     type=click.Path(path_type=pathlib.Path, dir_okay=False),
@@ -160,7 +162,7 @@ def main(
     workload: pathlib.Path | None,
     limit: int | None,
     out: pathlib.Path | None,
-    **settings: str | int,
+    **settings: str | int | bool,
 ) -> None:
     """Run one workload through a job and print what it took.
 
