@@ -3,10 +3,16 @@
 Knows nothing of text, files or arrays.
 """
 
+import array
 import dataclasses
 import enum
+import functools
 
 from jaxpaged.request import Request
+
+token_array = functools.partial(array.array, "i")
+"""Makes an array of token ids. Not a list: the garbage collector would walk all tokens of all
+sequences again and again."""
 
 
 class SequenceStatus(enum.Enum):
@@ -56,7 +62,7 @@ class Sequence:
     key: tuple[int, int] = (0, 0)
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     is_held: bool = False
-    token_ids: list[int] = dataclasses.field(default_factory=list)
+    token_ids: "array.array[int]" = dataclasses.field(default_factory=token_array)
     num_pending: int = 0
     num_computed: int = 0
     num_cached: int = 0
@@ -95,6 +101,6 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def output_ids(self) -> list[int]:
+    def output_ids(self) -> "array.array[int]":
         """Sampled tokens the host knows."""
         return self.token_ids[self.num_prompt :]

@@ -86,7 +86,7 @@ class FreeRunner(ModelRunner):
         if isinstance(key, Bucket):
             return self._rows, self._rows, self._pool
         if isinstance(key, tuple) and key[0] == "sample":
-            return self._answer(key[1]), self._state
+            return self._answer(key[1]), self._state.tokens
         # What sets lanes or moves blocks gives back its first argument, changed.
         return arguments[0]
 

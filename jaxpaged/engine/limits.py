@@ -6,13 +6,17 @@ import jax.numpy as jnp
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
 from jaxpaged.engine import memory
-from jaxpaged.errors import ConfigError
+from jaxpaged.engine.batch import ROW_TILE
+from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
 from pallas_kernels.kv_format import NIBBLES
 
 DEFAULT_TOKEN_BUDGET = 512
+
+# Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
+_LOGITS_ARRAYS = 10
 
 
 def backend() -> str:
@@ -102,13 +106,22 @@ def swap_space(config: EngineConfig, pool: PoolCapacity) -> SwapSpace:
     )
 
 
+def workspace_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Temporary memory of the largest program: the sampler, with a row of logits for each lane.
+
+    The scores of prompt tokens take less: they are computed for a few rows at a time.
+    """
+    num_rows = -(-max_num_seqs // ROW_TILE) * ROW_TILE
+    return _LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
+
+
 def capacity(
     config: EngineConfig, model: Llama, max_model_len: int, *, kv_dtype: KVDType
 ) -> PoolCapacity:
     """The pool for a loaded model.
 
     Raises:
-        CapacityError: It cannot fit into what memory is left.
+        CapacityError: It cannot fit into what memory is left by the weights and the sampler.
     """
     shape = model.config
     bytes_per_token = kv_bytes_per_token(
@@ -117,9 +130,17 @@ def capacity(
         head_dim=shape.head_dim,
         kv_dtype=kv_dtype,
     )
+    available = memory.available_bytes()
+    workspace = workspace_bytes(config.max_num_seqs, shape.vocab_size)
+    if workspace > available:
+        raise CapacityError(
+            f"sampling for {config.max_num_seqs} sequences from {shape.vocab_size} tokens needs "
+            f"{memory.gib(workspace)}, {memory.gib(available)} are available beside the weights; "
+            "lower engine.max_num_seqs or free memory"
+        )
     return memory.resolve_capacity(
         config,
-        available=memory.available_bytes(),
+        available=available - workspace,
         bytes_per_token=bytes_per_token,
         max_model_len=max_model_len,
     )

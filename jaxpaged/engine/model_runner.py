@@ -23,7 +23,7 @@ from jaxpaged.engine import batch as step_batch
 from jaxpaged.engine import lanes, sampling
 from jaxpaged.engine.batch import BatchShapes, Layout, SampleBatch, StepBatch
 from jaxpaged.engine.lanes import LaneState
-from jaxpaged.engine.sampling import Sampled
+from jaxpaged.engine.sampling import LaneParams, Sampled
 from jaxpaged.model.attention import AttentionBatch
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.plan import Chunk, Sampler, StepPlan
@@ -147,8 +147,16 @@ class ModelRunner:
         """Compiled programs."""
         return len(self._compiled)
 
-    def warm_up(self) -> None:
-        """Compiles everything this engine can ever need, and so runs none of it."""
+    def warm_up(
+        self, prompts: collections.abc.Sequence[tuple[int, ...]], *, is_shared: bool
+    ) -> None:
+        """Compiles everything this engine can ever need, and so runs none of it.
+
+        Args:
+            prompts: The token buckets are fitted to them.
+            is_shared: Whether what prompts have in common is computed once.
+        """
+        self._shapes = step_batch.fit(self._shapes, prompts, is_shared=is_shared)
         shapes, empty = self._shapes, step_batch.lay_out(StepPlan())
         buckets = shapes.buckets()
         for bucket in buckets:
@@ -162,7 +170,7 @@ class ModelRunner:
         self._program("score", self._score, self._weights, hidden, *targets)
         for size in shapes.sample_buckets:
             batch = SampleBatch(*(np.zeros(size, np.int32) for _ in SampleBatch._fields))
-            self._program(("sample", size), self._sample, self._weights, self._state, rows, batch)
+            self._program(("sample", size), self._sample, *self._sampler_arguments(rows, batch))
         self._program(
             "set_lanes",
             self._set_lanes,
@@ -211,10 +219,15 @@ class ModelRunner:
 
     def _dispatch_sampler(self, layout: Layout, rows: Array) -> Sampled:
         arrays = step_batch.build_samples(layout, self._shapes)
-        arguments = (self._weights, self._state, rows, arrays)
         key = ("sample", len(arrays.lanes))
-        sampled, self._state = self._run(key, self._sample, *arguments)
+        arguments = self._sampler_arguments(rows, arrays)
+        sampled, tokens = self._run(key, self._sample, *arguments)
+        self._state = self._state._replace(tokens=tokens)
         return sampled
+
+    def _sampler_arguments(self, rows: Any, batch: SampleBatch) -> tuple[Any, ...]:  # noqa: ANN401
+        # Without the block tables: one sampler suits pools of all shapes, also from the cache.
+        return self._weights, self._state.tokens, self._state.params, rows, batch
 
     def _dispatch_scores(
         self, layout: Layout, hidden: Array
@@ -333,22 +346,22 @@ def forward(
 def sample(
     graph: nnx.GraphDef,
     weights: nnx.State,
-    state: LaneState,
+    history: Int[AnyArray, "L C"],
+    lane_params: LaneParams,
     rows: Float[Array, "X M"],
     batch: SampleBatch,
-) -> tuple[Sampled, LaneState]:
-    """The next token of every sampler, and the lane state with it."""
+) -> tuple[Sampled, Int[Array, "L C"]]:
+    """The next token of every sampler, and the lanes' tokens with it."""
     model: Llama = nnx.merge(graph, weights)
     with jax.default_matmul_precision(_precision(weights)):
         logits = model.logits(rows[: batch.lanes.shape[0]])
     lane_ids = jnp.asarray(batch.lanes)
-    safe = jnp.minimum(lane_ids, state.tokens.shape[0] - 1)
-    params = jax.tree.map(lambda part: jnp.asarray(part)[safe], state.params)
-    history = jnp.asarray(state.tokens)
+    history = jnp.asarray(history)
+    safe = jnp.minimum(lane_ids, history.shape[0] - 1)
+    params = jax.tree.map(lambda part: jnp.asarray(part)[safe], lane_params)
     sampled = sampling.sample(logits, params, history[safe], jnp.asarray(batch.num_tokens))
     written = jnp.maximum(sampled.tokens, 0)
-    tokens = history.at[lane_ids, jnp.asarray(batch.num_tokens)].set(written, mode="drop")
-    return sampled, state._replace(tokens=tokens)
+    return sampled, history.at[lane_ids, jnp.asarray(batch.num_tokens)].set(written, mode="drop")
 
 
 def score(

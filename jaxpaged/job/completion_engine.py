@@ -55,6 +55,10 @@ class CompletionEngine(Protocol):
         """Takes a request; a fault of it comes back as a completion."""
         ...
 
+    def warm_up(self) -> None:
+        """Prepares for requests like those that wait."""
+        ...
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         ...

@@ -10,7 +10,8 @@ written.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxpaged.errors import OutputConflictError, StorageError, TooManyRowErrors
 from jaxpaged.job.completion_engine import CompletionEngine
@@ -128,7 +129,11 @@ class Pipeline:
             total=self._work.total, done=self._work.done, journaled=self._journal.num_rows
         )
         try:
-            with contextlib.closing(self._batches), PartWriter(folder) as writer:
+            with (
+                contextlib.closing(self._batches),
+                PartWriter(folder) as writer,
+                self._warm_engine(),
+            ):
                 while not should_stop():
                     if not self._step(writer):
                         self._engine.check_integrity()
@@ -147,6 +152,21 @@ class Pipeline:
         finally:
             self._engine.abort()
             self._progress.end()
+
+    @contextlib.contextmanager
+    def _warm_engine(self) -> Iterator[None]:
+        """Compiles the engine's programs for the first rows, before the first step."""
+        self.feeder.fill()
+        if self._engine.has_work():
+            self._engine.warm_up()
+        # Everything that is there now stays: without this, each full collection walks it (100 ms
+        # with JAX's modules) while the device may wait for the next step.
+        gc.collect()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
     def _step(self, writer: PartWriter) -> bool:
         """One step of the engine between reading and writing; False when nothing is left."""

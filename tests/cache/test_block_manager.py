@@ -205,7 +205,7 @@ def test_only_full_prompt_blocks_that_are_computed_are_registered() -> None:
     manager = BlockManager(10, BLOCK_SIZE)
     sequence = make_sequence(A[:10])
     manager.admit(sequence)
-    sequence.token_ids += [1, 2, 3]
+    sequence.token_ids.extend([1, 2, 3])
     for num_computed, known in [(3, 0), (4, 4), (7, 4), (8, 8), (8, 8), (10, 8), (13, 8)]:
         manager.register(sequence, num_computed)
         assert cached(manager, (*A[:10], 1, 2, 3)) == known

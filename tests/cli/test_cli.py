@@ -454,6 +454,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(job, tmp_path):
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob("*.parquet")) and time.monotonic() < deadline:
+        assert running.poll() is None, running.communicate()[1]
         time.sleep(0.01)
 
     os.kill(running.pid, signal.SIGINT)

@@ -7,6 +7,7 @@ import pytest
 from tiny import EOS_ID, byte_id, write_scripted_llama, write_tiny_llama, write_weights
 
 from jaxpaged import Engine, EngineConfig, Request, SamplingParams
+from jaxpaged.engine import limits, memory
 from jaxpaged.engine.memory import available_host_bytes, check_weights, resolve_capacity
 from jaxpaged.errors import CapacityError, ConfigError
 
@@ -228,6 +229,16 @@ def test_pool_that_cannot_fit_names_the_numbers() -> None:
         resolve(num_blocks=626)
     with pytest.raises(CapacityError, match=r"one block of 16384 tokens needs 0\.02 GiB"):
         resolve(block_size=16384)
+
+
+def test_a_sampler_that_cannot_fit_names_the_numbers(scripted, monkeypatch) -> None:
+    needed = limits.workspace_bytes(max_num_seqs=200, vocab_size=272)
+    assert needed == 10 * 256 * 272 * 4
+    free = iter([10**9, needed - 1])
+    monkeypatch.setattr(memory, "available_bytes", lambda: next(free))
+    message = r"sampling for 200 sequences from 272 tokens needs .* lower engine\.max_num_seqs"
+    with pytest.raises(CapacityError, match=message):
+        scripted({}, EngineConfig(max_model_len=64, max_num_seqs=200))
 
 
 def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:

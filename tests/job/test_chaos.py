@@ -39,8 +39,8 @@ def set_scene(tmp_path, model) -> Callable[..., Scene]:
     ("command", "durability", "operations"),
     [
         ("run", "process", ALL),
-        ("extend", "process", ALL),
         ("retry", "process", ALL),
+        pytest.param("extend", "process", ALL, marks=pytest.mark.slow),
         # But for these, the steps are the same.
         ("run", "machine", {"sync"}),
         pytest.param("run", "machine", ALL, marks=pytest.mark.slow),

@@ -107,7 +107,7 @@ def error_of(spec: JobSpec, engine: FailingEngine, disk: NumberedDisk) -> JaxPag
     ("code", "operations", "lasts"),
     [
         pytest.param(errno.ENOSPC, NEEDS_SPACE, True, id="full"),
-        pytest.param(errno.EROFS, ALL - {"sync"}, True, id="read-only"),
+        pytest.param(errno.EROFS, ALL - {"sync"}, True, id="read-only", marks=pytest.mark.slow),
         pytest.param(errno.EIO, {"sync"}, False, id="flush"),
         pytest.param(errno.EIO, {"rename", "link"}, False, id="rename"),
     ],
@@ -140,7 +140,7 @@ def test_a_disk_that_fails_at_any_step_costs_no_row(
         check_goes_on(spec, make_engine(), reader, expected)
 
 
-@pytest.mark.parametrize("command", ["extend", "retry"])
+@pytest.mark.parametrize("command", [pytest.param("extend", marks=pytest.mark.slow), "retry"])
 def test_a_disk_that_fills_up_under_an_extension_or_a_retry(tmp_path, model, command):
     scene = make_scene(tmp_path, model, command, "machine")
     ends = range(scene.steps.index("rename out/_SUCCESS") + 1)

@@ -221,7 +221,7 @@ def replayed(
         yield name, ended
 
 
-@pytest.mark.parametrize("command", ["run", slow("extend"), "retry"])
+@pytest.mark.parametrize("command", ["run", slow("extend"), slow("retry")])
 def test_a_kill_at_any_step_costs_a_wait(set_scene, command):
     scene = set_scene(command)
     waited, adopted = [], []
