@@ -278,6 +278,22 @@ def validate(job: str, overrides: tuple[str, ...], rows: int) -> int:
 
 @main.command()
 @_ends_well
+def doctor() -> int:
+    """Show what an engine would use on this machine and why, and what to install if a GPU is idle.
+
+    \b
+    Example:
+      jaxpaged doctor
+    """
+    from jaxpaged import doctor as machine
+
+    for name, value in machine.findings():
+        click.echo(f"{name}: {value}")
+    return 0
+
+
+@main.command()
+@_ends_well
 def version() -> int:
     """Print the versions of jaxpaged and of what its results depend on.
 

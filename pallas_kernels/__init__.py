@@ -5,12 +5,19 @@ public functions, with one file per backend. `kv_format` is how keys and values 
 Nothing here knows of engines, models or files.
 """
 
-from pallas_kernels.api import NO_WINDOW, PrefillTiles, decode_attention, prefill_attention
+from pallas_kernels.api import (
+    NO_WINDOW,
+    Implementation,
+    PrefillTiles,
+    decode_attention,
+    prefill_attention,
+)
 from pallas_kernels.kv_format import KVDType, KVRows
 from pallas_kernels.reference import paged_attention_ref
 
 __all__ = [
     "NO_WINDOW",
+    "Implementation",
     "KVDType",
     "KVRows",
     "PrefillTiles",

@@ -1,18 +1,24 @@
-"""The public functions: check the arguments, then call the backend that computes it.
+"""The public functions: check the arguments, then call the backend that was asked for.
 
-There is one backend so far, plain XLA, which serves every device.
+Never another one than that: what a backend cannot do, it refuses.
 """
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import xla
+from pallas_kernels import triton, xla
 from pallas_kernels.kv_format import KVRows
 
 AnyArray = Array | np.ndarray
 """Index arrays may come from the host."""
+
+Implementation = Literal["xla", "triton", "triton_interpreted", "mosaic", "mosaic_interpreted"]
+"""Who computes attention: plain XLA on any device; Pallas kernels for NVIDIA GPUs, of the Triton
+backend (Ampere and later) or of Mosaic GPU (decode on Hopper); or those in Pallas's interpreters,
+which show on a CPU that they are right and are slow."""
 
 NO_WINDOW = 2**30
 """A window wider than any context: every query attends to all keys up to its own."""
@@ -49,6 +55,7 @@ def decode_attention(
     num_queries: Int[AnyArray, ""],
     window: Int[AnyArray, ""],
     scale: float,
+    implementation: Implementation = "xla",
 ) -> Float[Array, "T H D"]:
     """Attention of the first `num_queries` tokens, each by itself, over its lane's blocks.
 
@@ -68,12 +75,13 @@ def decode_attention(
         window: Keys a query attends to, its own included: those at `i - window + 1` to `i` for
             position `i`. `NO_WINDOW` means all.
         scale: Factor on the scores, usually `D ** -0.5`.
+        implementation: Who computes it.
 
     Raises:
         ValueError: The query heads are no multiple of the key/value heads.
     """
     _check_heads(q.shape[1], k.values.shape[3])
-    return xla.decode_attention(
+    return _backend(implementation).decode_attention(
         q,
         k,
         v,
@@ -84,6 +92,7 @@ def decode_attention(
         num_queries=num_queries,
         window=window,
         scale=scale,
+        **_options(implementation),
     )
 
 
@@ -97,6 +106,7 @@ def prefill_attention(
     tiles: PrefillTiles,
     window: Int[AnyArray, ""],
     scale: float,
+    implementation: Implementation = "xla",
 ) -> Float[Array, "T H D"]:
     """Causal attention of ragged query segments over their sequences' blocks.
 
@@ -113,12 +123,15 @@ def prefill_attention(
         tiles: The segments, cut into tiles.
         window: As in `decode_attention`.
         scale: Factor on the scores, usually `D ** -0.5`.
+        implementation: Who computes it.
 
     Raises:
         ValueError: As in `decode_attention`.
     """
     _check_heads(q.shape[1], k.values.shape[3])
-    return xla.prefill_attention(
+    if implementation.startswith("mosaic"):
+        raise ValueError("there is no prefill attention by Mosaic GPU; use triton or xla")
+    return _backend(implementation).prefill_attention(
         q,
         k,
         v,
@@ -127,7 +140,23 @@ def prefill_attention(
         tiles=tiles,
         window=window,
         scale=scale,
+        **_options(implementation),
     )
+
+
+def _backend(implementation: Implementation) -> ModuleType:
+    if implementation.startswith("mosaic"):
+        # Needs a newer JAX than the others.
+        from pallas_kernels import mosaic
+
+        return mosaic
+    return xla if implementation == "xla" else triton
+
+
+def _options(implementation: Implementation) -> dict[str, bool]:
+    if implementation == "xla":
+        return {}
+    return {"interpret": implementation.endswith("_interpreted")}
 
 
 def _check_heads(num_heads: int, num_kv_heads: int) -> None:

@@ -4,7 +4,7 @@
     float32    float32                      none
     bfloat16   bfloat16, or its bits        2^-8 of itself
     float16    float16, or its bits         2^-11 of itself, infinite above 65,504
-    fp8        float8_e4m3fn, or its bits   2^-4 of itself, 2^-10 of the scale near zero
+    fp8        bits of float8_e4m3fn        2^-4 of itself, 2^-10 of the scale near zero
     int8       int8                         half a step; a step is the row's largest / 127
     int4       uint32 of 8 numbers each     half a step; a step is the row's largest / 7
 
@@ -61,7 +61,8 @@ def storage(kv_dtype: KVDType, head_dim: int, *, as_bits: bool) -> tuple[jnp.dty
         case "float16":
             return jnp.dtype(jnp.int16 if as_bits else jnp.float16), head_dim, False
         case "fp8":
-            return jnp.dtype(jnp.uint8 if as_bits else jnp.float8_e4m3fn), head_dim, True
+            # Always its bits: cards before Ada know no such numbers.
+            return jnp.dtype(jnp.uint8), head_dim, True
         case "int8":
             return jnp.dtype(jnp.int8), head_dim, True
         case "int4":

@@ -17,6 +17,7 @@ table; the last line is one JSON object.
 
 import collections.abc
 import dataclasses
+import gc
 import itertools
 import json
 import pathlib
@@ -155,6 +156,9 @@ def measure(model: pathlib.Path, *, lanes: int, context: int, steps: int, token:
     while not decodes_all(engine, lanes):
         pass
     fill_seconds = time.process_time() - started
+    # As a running job has it.
+    gc.collect()
+    gc.freeze()
     schedule, dispatch = Stopwatch(), Stopwatch()
     engine._scheduler.schedule = schedule.around(engine._scheduler.schedule)
     engine._runner.dispatch = dispatch.around(engine._runner.dispatch)
@@ -167,6 +171,7 @@ def measure(model: pathlib.Path, *, lanes: int, context: int, steps: int, token:
     if engine.stats.sampled_tokens - before != steps * lanes:
         raise click.ClickException("not every lane decoded in every step")
     engine.abort()
+    gc.unfreeze()
     step_ms = statistics.fmean(seconds) * 1e3
     schedule_ms, dispatch_ms = (watch.seconds / steps * 1e3 for watch in (schedule, dispatch))
     return Case(

@@ -52,11 +52,16 @@ SHAPES = {
 
 KV_DTYPES: tuple[KVDType, ...] = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3}
+TOLERANCE = {
+    ("xla", "float32"): 1e-5,
+    ("xla", "bfloat16"): 8e-3,
+    ("triton_interpreted", "float32"): 1e-5,
+    ("triton_interpreted", "bfloat16"): 2e-2,
+}
 """Largest absolute error against the reference for inputs of unit variance.
 
 float32: scores reach 15 here, so their own rounding (1e-6) is relative to each weight. bfloat16:
-one rounding of the result, half a unit in the last of 8 bits.
+one rounding of the result, half a unit in the last of 8 bits; the kernels round the weights too.
 """
 
 

@@ -105,7 +105,8 @@ class Engine:
             dtype=str(model.embed_tokens[...].dtype),
             kv_dtype=kv_dtype,
             is_deterministic=is_deterministic,
-            implementation="xla",
+            implementation=model.attention,
+            implementation_reason=limits.attention(config)[1],
             num_blocks=num_blocks,
             block_size=block_size,
         )
@@ -127,7 +128,10 @@ class Engine:
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
         memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
-            checkpoint, dtype=jnp.dtype(dtype), layer_loop="scan" if is_cpu else "unrolled"
+            checkpoint,
+            dtype=jnp.dtype(dtype),
+            layer_loop="scan" if is_cpu else "unrolled",
+            attention=limits.attention(config)[0],
         )
         return cls(decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype))
 
@@ -136,7 +140,8 @@ class Engine:
         """One line: device, dtype, and what the pool holds."""
         capacity, length = self.capacity, self.max_model_len
         return (
-            f"{self.stats.device}, {self.stats.dtype}: KV pool in {self.stats.kv_dtype}, "
+            f"{self.stats.device}, {self.stats.dtype}, attention by {self.stats.implementation} "
+            f"({self.stats.implementation_reason}): KV pool in {self.stats.kv_dtype}, "
             f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
             f"{capacity.num_tokens:,} tokens, "
             f"{capacity.num_bytes / 2**30:.2f} GiB ({capacity.bytes_per_token:,} bytes a token); "

@@ -13,6 +13,7 @@ class EngineStats:
         kv_dtype: Of the pool.
         is_deterministic: A row's bytes do not depend on what else is in its batches.
         implementation: Which attention implementation runs.
+        implementation_reason: Why that one.
         num_blocks: Blocks of the pool.
         block_size: Tokens per block.
         steps: Steps run.
@@ -49,6 +50,7 @@ class EngineStats:
     kv_dtype: str
     is_deterministic: bool
     implementation: str
+    implementation_reason: str
     num_blocks: int
     block_size: int
     steps: int = 0

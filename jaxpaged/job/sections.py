@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from jaxpaged.config import DType, EngineConfig, KVDType, Preemption
+from jaxpaged.config import Attention, DType, EngineConfig, KVDType, Preemption
 from jaxpaged.job.section import FieldInfo, Section, Texts, check_by
 from jaxpaged.storage import access
 from jaxpaged.storage.local_store import Durability
@@ -161,6 +161,7 @@ class EngineSpec(Section):
     prefix_cache: bool = _ENGINE["prefix_cache"].default
     preemption: Preemption = _ENGINE["preemption"].default
     swap_space: float = _ENGINE["swap_space"].default
+    attention: Attention = _ENGINE["attention"].default
     deterministic: bool | None = None
 
     @pydantic.field_validator("*")

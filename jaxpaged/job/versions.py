@@ -23,12 +23,13 @@ def installed() -> dict[str, str]:
     return {
         "jaxpaged": VERSION,
         "python": platform.python_version(),
-        **{name: _version(name) for name in _DISTRIBUTIONS},
+        **{name: version_of(name) or "not installed" for name in _DISTRIBUTIONS},
     }
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str | None:
+    """The version of an installed distribution; None for one that is missing."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return None

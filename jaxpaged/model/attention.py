@@ -17,7 +17,7 @@ from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.model import layers
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
-from pallas_kernels import PrefillTiles
+from pallas_kernels import Implementation, PrefillTiles
 
 
 class AttentionBatch(NamedTuple):
@@ -43,7 +43,14 @@ class AttentionBatch(NamedTuple):
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv:2305.13245) over the paged pool."""
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        implementation: Implementation,
+    ) -> None:
         heads = config.num_heads * config.head_dim
         kv_heads = config.num_kv_heads * config.head_dim
         shared = {"bias": config.attention_bias, "lead": lead, "dtype": dtype}
@@ -52,6 +59,7 @@ class Attention(nnx.Module):
         self.v_proj = layers.Linear(config.hidden_size, kv_heads, **shared)
         self.o_proj = layers.Linear(heads, config.hidden_size, **shared)
         self.head_dim = config.head_dim
+        self.implementation: Implementation = implementation
 
     def __call__(
         self,
@@ -70,7 +78,13 @@ class Attention(nnx.Module):
         v = self.v_proj(x).reshape(num_tokens, -1, self.head_dim)
         pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
         attended = attend(
-            pool, q, layer=layer, window=window, batch=batch, scale=self.head_dim**-0.5
+            pool,
+            q,
+            layer=layer,
+            window=window,
+            batch=batch,
+            scale=self.head_dim**-0.5,
+            implementation=self.implementation,
         )
         return self.o_proj(attended.reshape(num_tokens, -1)), pool
 
@@ -83,9 +97,16 @@ def attend(
     window: Int[Array, ""],
     batch: AttentionBatch,
     scale: float,
+    implementation: Implementation,
 ) -> Float[Array, "T H D"]:
     """Attention of the decode queries and of the prefill segments, each by its own function."""
-    shared = {"layer": layer, "block_tables": batch.block_tables, "window": window, "scale": scale}
+    shared = {
+        "layer": layer,
+        "block_tables": batch.block_tables,
+        "window": window,
+        "scale": scale,
+        "implementation": implementation,
+    }
     decoded = pallas_kernels.decode_attention(
         q,
         pool.k,

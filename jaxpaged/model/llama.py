@@ -6,6 +6,7 @@ scan would copy every layer's weights in front of each matrix product, on every 
 """
 
 import collections.abc
+import functools
 from typing import Literal
 
 import jax
@@ -18,6 +19,7 @@ from jaxpaged.model import layers
 from jaxpaged.model.attention import Attention, AttentionBatch
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
+from pallas_kernels import Implementation
 
 LayerLoop = Literal["scan", "unrolled"]
 
@@ -42,10 +44,17 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        attention: Implementation,
+    ) -> None:
         norm = {"eps": config.rms_norm_eps, "lead": lead, "dtype": dtype}
         self.input_layernorm = layers.RMSNorm(config.hidden_size, **norm)
-        self.self_attn = Attention(config, lead=lead, dtype=dtype)
+        self.self_attn = Attention(config, lead=lead, dtype=dtype, implementation=attention)
         self.post_attention_layernorm = layers.RMSNorm(config.hidden_size, **norm)
         self.mlp = MLP(config, lead=lead, dtype=dtype)
 
@@ -79,18 +88,26 @@ class Llama(nnx.Module):
         config: The model's shape.
         dtype: Of weights and activations.
         layer_loop: "scan" stacks the layers' weights, "unrolled" keeps a list.
+        attention: Who computes attention.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, layer_loop: LayerLoop) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: jnp.dtype,
+        layer_loop: LayerLoop,
+        attention: Implementation = "xla",
+    ) -> None:
         self.config = config
+        self.attention: Implementation = attention
         vocabulary = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(jnp.zeros(vocabulary, dtype))
+        layer = functools.partial(DecoderLayer, config, dtype=dtype, attention=attention)
         self.layers = (
-            DecoderLayer(config, lead=(config.num_layers,), dtype=dtype)
+            layer(lead=(config.num_layers,))
             if layer_loop == "scan"
-            else nnx.List(
-                [DecoderLayer(config, lead=(), dtype=dtype) for _ in range(config.num_layers)]
-            )
+            else nnx.List([layer(lead=()) for _ in range(config.num_layers)])
         )
         self.norm = layers.RMSNorm(
             config.hidden_size, eps=config.rms_norm_eps, lead=(), dtype=dtype

@@ -14,11 +14,18 @@ from flax import nnx
 from jaxpaged.model.checkpoint import Checkpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors
 from jaxpaged.model.llama import LayerLoop, Llama
+from pallas_kernels import Implementation
 
 Path = tuple[collections.abc.Hashable, ...]
 
 
-def load(checkpoint: Checkpoint, *, dtype: jnp.dtype, layer_loop: LayerLoop) -> Llama:
+def load(
+    checkpoint: Checkpoint,
+    *,
+    dtype: jnp.dtype,
+    layer_loop: LayerLoop,
+    attention: Implementation = "xla",
+) -> Llama:
     """The decoder with the checkpoint's weights on the default device.
 
     Raises:
@@ -27,7 +34,9 @@ def load(checkpoint: Checkpoint, *, dtype: jnp.dtype, layer_loop: LayerLoop) -> 
     config = checkpoint.config
     check_tensors(config, checkpoint.shapes(), str(checkpoint.path))
     graph, abstract = nnx.split(
-        nnx.eval_shape(lambda: Llama(config, dtype=dtype, layer_loop=layer_loop))
+        nnx.eval_shape(
+            lambda: Llama(config, dtype=dtype, layer_loop=layer_loop, attention=attention)
+        )
     )
     state = nnx.to_flat_state(abstract)
     read = _stacked if layer_loop == "scan" else _single

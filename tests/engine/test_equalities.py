@@ -5,6 +5,7 @@ greedy tokens of a dense decoder that runs one sequence at a time.
 """
 
 import dataclasses
+import itertools
 
 import pytest
 import safetensors.numpy
@@ -23,10 +24,36 @@ SETTINGS = {
     "preemption_amid_chunks": EngineConfig(
         max_num_seqs=10, max_num_batched_tokens=11, num_blocks=27, block_size=3, watermark=0.0
     ),
+    # The kernels for GPUs, interpreted.
+    "kernels": EngineConfig(
+        max_num_seqs=8, max_num_batched_tokens=64, attention="triton", deterministic=False
+    ),
+    "kernels_and_preemption": EngineConfig(
+        max_num_seqs=8,
+        max_num_batched_tokens=11,
+        num_blocks=27,
+        block_size=3,
+        watermark=0.0,
+        attention="triton",
+        deterministic=False,
+    ),
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+# Each model has its share of the settings, and all of them at leisure.
+NARROW, WIDE = "heads_4_2_with_biases", "heads_9_3_width_64"
+QUICK = {(NARROW, name) for name in SETTINGS if name not in ("all_at_once", "kernels")} | {
+    (WIDE, "all_at_once"),
+    (WIDE, "preemption_amid_chunks"),
+    (WIDE, "kernels"),
+}
+PAIRS = [
+    pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow])
+    for pair in itertools.product((NARROW, WIDE), SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("tiny_case", "setting"), PAIRS, indirect=["tiny_case"])
 def test_tokens_equal_the_dense_oracle(tiny_case, run, engine_for, setting: str) -> None:
     engine = engine_for(tiny_case.folder, SETTINGS[setting])
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in tiny_case.max_tokens]
@@ -35,6 +62,7 @@ def test_tokens_equal_the_dense_oracle(tiny_case, run, engine_for, setting: str)
     assert {c.finish_reason for c in completions} == {"length"}
     preemptions = engine.stats.recomputes + engine.stats.swaps
     assert (preemptions > 0) == ("preemption" in setting)
+    assert (engine.stats.implementation == "triton_interpreted") == ("kernels" in setting)
 
 
 def test_sampled_tokens_do_not_depend_on_batch_order_chunks_or_preemption(

@@ -135,6 +135,9 @@ def check_beams(found: list[Completion], case: dict[str, Any], stop_ids: set[int
 def test_beams_are_those_of_transformers(beams, engine_for, folder_of, model, config) -> None:
     engine = engine_for(folder_of(model), CONFIGS[config])
     cases = beams.of(model)
+    if config == "crowded" and len(cases) > 24:
+        # A crowd takes its time.
+        cases = cases[::4]
     stop_ids = set(engine.tokenizer.eos_ids)
     assert len(cases) >= 8
     for found, case in zip(completions(engine, cases, {}), cases, strict=True):

@@ -283,6 +283,7 @@ def test_a_writer_that_was_replaced_commits_nothing_more(set_scene, run):
     assert num_refused >= 3
 
 
+@pytest.mark.slow
 def test_a_late_retry_replaces_one_part_at_most(set_scene, run):
     # That one is replaced by its like, without a condition; its record is that of the other's.
     scene = set_scene("retry")

@@ -72,6 +72,7 @@ RESULT_KEYS = frozenset(
         "engine.dtype",
         "engine.kv_dtype",
         "engine.max_model_len",
+        "engine.attention",
         "engine.deterministic",
         "eval.reference",
         "eval.metrics",
