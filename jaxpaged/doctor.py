@@ -35,7 +35,7 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
         capability = getattr(device, "compute_capability", None)
         detail = f", compute capability {capability}" if capability else ""
         yield f"device {device.id}", f"{device.device_kind}{detail}"
-    yield "memory available", memory.gib(memory.available_bytes())
+    yield "memory available", memory.size(memory.available_bytes())
     config = EngineConfig()
     implementation, reason = limits.attention(config)
     yield "attention", f"{implementation} ({reason})"

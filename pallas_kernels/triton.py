@@ -10,10 +10,9 @@ whatever its block table says. Key/value tiles are aligned to absolute positions
 Upstream this backend is deprecated since JAX 0.11; all that knows of it is in this file.
 """
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -28,6 +27,9 @@ from pallas_kernels.xla import TILE_QUERIES
 
 if TYPE_CHECKING:
     from pallas_kernels.api import PrefillTiles
+
+# Said whenever one of these kernels is compiled; the module's docstring says it once.
+warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
 
 AnyArray = Array | np.ndarray
 
@@ -509,7 +511,7 @@ def _call(
     aliases: dict[int, int] | None = None,
     num_warps: int = 4,
 ) -> Callable[..., Any]:
-    call = pl.pallas_call(
+    return pl.pallas_call(
         kernel,
         grid=grid,
         out_shape=outputs,
@@ -518,16 +520,3 @@ def _call(
         input_output_aliases=aliases or {},
         compiler_params=plt.CompilerParams(num_warps=num_warps, num_stages=2),
     )
-
-    def called(*arrays: Array) -> Any:  # noqa: ANN401
-        with _without_deprecation():
-            return call(*arrays)
-
-    return called
-
-
-@contextlib.contextmanager
-def _without_deprecation() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
-        yield

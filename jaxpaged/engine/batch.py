@@ -71,6 +71,7 @@ class BatchShapes:
 
     Attributes:
         num_lanes: Lanes of the lane state, as many as the largest decode bucket has.
+        max_decodes: Decode queries of a step, at most.
         decode_buckets: Token counts of steps that only decode, rising.
         token_buckets: Token counts of steps that prefill, rising.
         sample_buckets: Sampler counts, rising.
@@ -80,6 +81,7 @@ class BatchShapes:
     """
 
     num_lanes: int
+    max_decodes: int
     decode_buckets: tuple[int, ...]
     token_buckets: tuple[int, ...]
     sample_buckets: tuple[int, ...]
@@ -132,6 +134,7 @@ def batch_shapes(
     lanes = _ladder(least, most_lanes, factor=4)
     return BatchShapes(
         num_lanes=most_lanes,
+        max_decodes=max_decodes(max_num_seqs),
         decode_buckets=lanes,
         token_buckets=_ladder(max(most_lanes, 2 * TILE_QUERIES), most_tokens, factor=2),
         sample_buckets=lanes,
@@ -176,6 +179,11 @@ def _fresh_lens(prompts: Sequence[tuple[int, ...]], block_size: int) -> list[int
         lens.append(len(prompt) - min(common, len(prompt) - 1) // block_size * block_size)
         before = prompt
     return lens
+
+
+def max_decodes(max_num_seqs: int) -> int:
+    """Decode queries of a step: one for each sequence, and some of those computed again."""
+    return max(2 * max_num_seqs, ROW_TILE)
 
 
 class Segment(NamedTuple):

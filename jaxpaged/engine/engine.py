@@ -15,7 +15,7 @@ from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import compile_cache, lanes, limits, memory, stopping
 from jaxpaged.engine.admission import Admission
-from jaxpaged.engine.batch import batch_shapes
+from jaxpaged.engine.batch import batch_shapes, max_decodes
 from jaxpaged.engine.beam_group import BeamGroup
 from jaxpaged.engine.model_runner import Flight, ModelRunner, StepResult, allocate_pool
 from jaxpaged.engine.sample_group import SampleGroup
@@ -79,6 +79,7 @@ class Engine:
             self._blocks,
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
+            decode_budget=max_decodes(config.max_num_seqs),
             swaps=self._swaps,
         )
         shapes = batch_shapes(
@@ -144,7 +145,7 @@ class Engine:
             f"({self.stats.implementation_reason}): KV pool in {self.stats.kv_dtype}, "
             f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
             f"{capacity.num_tokens:,} tokens, "
-            f"{capacity.num_bytes / 2**30:.2f} GiB ({capacity.bytes_per_token:,} bytes a token); "
+            f"{memory.size(capacity.num_bytes)} ({capacity.bytes_per_token:,} bytes a token); "
             f"{capacity.concurrent(length):,} requests of {length:,} tokens fit at once"
         )
 

@@ -164,7 +164,7 @@ def capacity(
     if workspace > available:
         raise CapacityError(
             f"sampling for {config.max_num_seqs} sequences from {shape.vocab_size} tokens needs "
-            f"{memory.gib(workspace)}, {memory.gib(available)} are available beside the weights; "
+            f"{memory.size(workspace)}, {memory.size(available)} are available beside the weights; "
             "lower engine.max_num_seqs or free memory"
         )
     return memory.resolve_capacity(

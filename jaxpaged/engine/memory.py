@@ -90,7 +90,7 @@ def check_weights(
     needed = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
     if needed > available:
         raise CapacityError(
-            f"the weights need {gib(needed)} in {dtype}, {gib(available)} are available; free "
+            f"the weights need {size(needed)} in {dtype}, {size(available)} are available; free "
             "memory, use a smaller model" + (", or engine.dtype bfloat16" * (dtype == "float32"))
         )
 
@@ -116,8 +116,8 @@ def resolve_capacity(
         wanted = config.num_blocks * block_bytes
         if wanted > available:
             raise CapacityError(
-                f"engine.num_blocks: {config.num_blocks} blocks need {gib(wanted)}, "
-                f"{gib(available)} are available; use at most {available // block_bytes} blocks"
+                f"engine.num_blocks: {config.num_blocks} blocks need {size(wanted)}, "
+                f"{size(available)} are available; use at most {available // block_bytes} blocks"
             )
         num_blocks = config.num_blocks
     else:
@@ -126,9 +126,9 @@ def resolve_capacity(
         num_blocks = min(most, share // block_bytes)
         if num_blocks < 1:
             raise CapacityError(
-                f"engine.memory_utilization: {config.memory_utilization} of {gib(available)} "
-                f"available is {gib(share)}, one block of {config.block_size} tokens needs "
-                f"{gib(block_bytes)}; raise the share, free memory, or use a smaller dtype"
+                f"engine.memory_utilization: {config.memory_utilization} of {size(available)} "
+                f"available is {size(share)}, one block of {config.block_size} tokens needs "
+                f"{size(block_bytes)}; raise the share, free memory, or use a smaller dtype"
             )
     return PoolCapacity(
         num_blocks=num_blocks, block_size=config.block_size, bytes_per_token=bytes_per_token
@@ -152,6 +152,8 @@ def _stat(path: pathlib.Path, name: str) -> int:
     return int(fields.get(name, 0))
 
 
-def gib(num_bytes: int) -> str:
+def size(num_bytes: int) -> str:
     """The number as people read it."""
+    if num_bytes < 2**30 / 10:
+        return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -331,8 +331,8 @@ def forward(
             num_slots=shapes.num_slots,
         ),
         block_tables=jnp.asarray(state.tables),
-        token_lanes=safe,
-        context_lens=positions + 1,
+        token_lanes=safe[: shapes.max_decodes],
+        context_lens=positions[: shapes.max_decodes] + 1,
         num_decodes=batch.num_decodes,
         tiles=batch.tiles,
     )

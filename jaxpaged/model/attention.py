@@ -30,9 +30,9 @@ class AttentionBatch(NamedTuple):
     """Slot each token's key and value are written to; padding is out of range."""
     block_tables: Int[Array, "B W"]
     """Pool block of each logical block, per lane."""
-    token_lanes: Int[AnyArray, " T"]
-    """Lane of each decode query."""
-    context_lens: Int[Array, " T"]
+    token_lanes: Int[AnyArray, " Q"]
+    """Lane of each decode query; there is room for the most that a step has."""
+    context_lens: Int[Array, " Q"]
     """Tokens that each decode query attends to, itself included."""
     num_decodes: Int[AnyArray, ""]
     """Decode queries; they are the first ones."""
@@ -107,8 +107,9 @@ def attend(
         "scale": scale,
         "implementation": implementation,
     }
+    most = batch.token_lanes.shape[0]
     decoded = pallas_kernels.decode_attention(
-        q,
+        q[:most],
         pool.k,
         pool.v,
         token_lanes=batch.token_lanes,
@@ -116,6 +117,7 @@ def attend(
         num_queries=batch.num_decodes,
         **shared,
     )
+    decoded = jnp.pad(decoded, ((0, q.shape[0] - most), (0, 0), (0, 0)))
     if batch.tiles is None:
         return decoded
     # The two cover different tokens, and where one has none it is zero.

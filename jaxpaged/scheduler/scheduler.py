@@ -50,6 +50,7 @@ class _Draft:
     """A plan in the making."""
 
     budget: int
+    decode_budget: int
     swap_outs: list[Swap] = dataclasses.field(default_factory=list)
     swap_ins: list[Swap] = dataclasses.field(default_factory=list)
     copies: list[BlockCopy] = dataclasses.field(default_factory=list)
@@ -83,6 +84,8 @@ class Scheduler:
         max_num_seqs: Most sequences running at once: the lanes.
         token_budget: Most tokens of one step; at least `max_num_seqs`, so that every running
             sequence can decode in every step.
+        decode_budget: Most sampled tokens that one step computes, more than one of a sequence that
+            is computed again; at least `max_num_seqs`, which it is by default.
         swaps: Decides which preempted sequences keep their keys and values in host memory.
     """
 
@@ -92,6 +95,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         token_budget: int,
+        decode_budget: int | None = None,
         swaps: SwapPolicy | None = None,
     ) -> None:
         assert token_budget >= max_num_seqs, (
@@ -99,6 +103,10 @@ class Scheduler:
         )
         self._blocks = blocks
         self._token_budget = token_budget
+        self._decode_budget = decode_budget or max_num_seqs
+        assert self._decode_budget >= max_num_seqs, (
+            f"{self._decode_budget} decodes are not one for each of {max_num_seqs} sequences"
+        )
         self._swaps = swaps or RecomputeAlways()
         self._arrived: list[Sequence] = []
         self._waiting: collections.deque[Sequence] = collections.deque()
@@ -149,14 +157,14 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step's plan, which has to be run; blocks for its tokens are allocated."""
-        draft = _Draft(budget=self._token_budget)
+        draft = _Draft(budget=self._token_budget, decode_budget=self._decode_budget)
         running = (s for s in self._touched if s.status is SequenceStatus.RUNNING)
         draft.admitted.update(dict.fromkeys(running))
         self._touched.clear()
         self._yield_to_beams(draft)
         self._decode(draft)
         for sequence in self._running:
-            if sequence.num_left > 1 and draft.budget:
+            if sequence.num_left > 1:
                 self._take(sequence, draft)
         if not draft.preempted:
             self._admit(draft)
@@ -308,10 +316,14 @@ class Scheduler:
         self._enter(child)
 
     def _take(self, sequence: Sequence, draft: _Draft) -> None:
-        """Plans the next tokens of a running sequence, as many as the budget allows."""
+        """Plans the next tokens of a running sequence, as many as the budgets allow."""
         assert sequence.lane is not None, "a running sequence has a lane"
         start = sequence.num_computed
-        length = min(sequence.num_left, draft.budget)
+        # Tokens of the prompt, then sampled ones.
+        num_prefill = max(0, sequence.num_prompt - start)
+        length = min(sequence.num_left, draft.budget, num_prefill + draft.decode_budget)
+        if not length:
+            return
         stop = start + length
         changes = self._blocks.prepare(sequence, start, stop)
         draft.copies += [BlockCopy(*copy) for copy in changes.copies]
@@ -332,6 +344,7 @@ class Scheduler:
             )
         )
         draft.budget -= length
+        draft.decode_budget -= max(0, length - num_prefill)
 
     def _samplers(self, sequence: Sequence, draft: _Draft) -> list[Sampler]:
         """Who samples behind the sequence's last token: itself, and samples that fork from it."""

@@ -228,7 +228,7 @@ def test_pool_that_cannot_fit_names_the_numbers() -> None:
     assert resolve(memory_utilization=0.5, max_num_seqs=2).num_blocks == 128
     with pytest.raises(CapacityError, match="use at most 625 blocks"):
         resolve(num_blocks=626)
-    with pytest.raises(CapacityError, match=r"one block of 16384 tokens needs 0\.02 GiB"):
+    with pytest.raises(CapacityError, match=r"one block of 16384 tokens needs 15\.6 MiB"):
         resolve(block_size=16384)
 
 

@@ -9,6 +9,7 @@ from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.cache.capacity import blocks_for
 from jaxpaged.request import Request, SamplingParams
 from jaxpaged.scheduler import Scheduler, StepPlan
+from jaxpaged.scheduler.plan import Chunk
 from jaxpaged.scheduler.preemption import SwapSpace
 from jaxpaged.sequence import Sequence, SequenceStatus
 
@@ -70,8 +71,15 @@ def lengths(plan: StepPlan) -> list[tuple[int, int]]:
     return [(chunk.sequence.request.request_id, chunk.length) for chunk in plan.chunks]
 
 
+def num_sampled(chunk: Chunk) -> int:
+    prompt_left = max(0, chunk.sequence.num_prompt - chunk.start)
+    return max(0, chunk.length - prompt_left)
+
+
 def check_plan(plan: StepPlan, *, budget: int, max_num_seqs: int, has_window: bool) -> None:
     assert plan.num_tokens <= budget
+    # Sampled tokens, also of sequences that are computed again: one for each lane by default.
+    assert sum(num_sampled(chunk) for chunk in plan.chunks) <= max_num_seqs
     lanes = [chunk.lane for chunk in plan.chunks]
     samplers = [sampler.lane for chunk in plan.chunks for sampler in chunk.samplers]
     assert len(set(lanes)) == len(lanes) <= max_num_seqs
