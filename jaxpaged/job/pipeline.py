@@ -160,8 +160,8 @@ class Pipeline:
         if self._engine.has_work():
             self._engine.warm_up()
         # Everything that is there now stays: without this, each full collection walks it (100 ms
-        # with JAX's modules) while the device may wait for the next step.
-        gc.collect()
+        # with JAX's modules) while the device may wait for the next step. Nothing is collected
+        # before, which would take as long: what is garbage now is so for the time of the job.
         gc.freeze()
         try:
             yield
