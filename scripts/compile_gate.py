@@ -293,16 +293,17 @@ def markdown_text(reports: Mapping[str, Report], cases: Sequence[Case]) -> str:
     return "\n\n".join(parts)
 
 
-def replace_marked(page: str, text: str) -> str:
-    """The page with the text between its two markers.
+def replace_marked(page: str, text: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
+    """The page with the text between two markers, which stay.
 
     Raises:
         click.ClickException: The markers are not there, each once.
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise click.ClickException(f"the page needs one {BEGIN} and, behind it, one {END}")
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
+    begin, end = markers
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise click.ClickException(f"the page needs one {begin} and, behind it, one {end}")
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 def self_test(target: Target) -> list[str]:

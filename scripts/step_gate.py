@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 import gpu_targets
-from compile_gate import CHILD_SECONDS, LOG_CHARACTERS, fail_on
+from compile_gate import CHILD_SECONDS, LOG_CHARACTERS, fail_on, replace_marked
 from compile_step import CASES, CONTEXT, FAULTS, LANES, MIXED_TOKENS, Case, Facts, Traffic
 from gpu_targets import Target
 from rich import box
@@ -261,18 +261,6 @@ def markdown_text(reports: Mapping[str, Report]) -> str:
     return "\n\n".join([head, "\n".join(rows), "\n".join(lines)])
 
 
-def replace_marked(page: str, text: str) -> str:
-    """The page with the text between its two markers.
-
-    Raises:
-        click.ClickException: The markers are not there, each once.
-    """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise click.ClickException(f"the page needs one {BEGIN} and, behind it, one {END}")
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
-
-
 def self_test(target: Target) -> list[str]:
     """Which faults the gate does not see, in steps that are bad on purpose."""
     expected = {
@@ -343,7 +331,8 @@ def main(
         for problem in find_problems(target, cases, reports[target.name], budgets)
     ]
     if markdown and all(len(report.facts) == len(cases) for report in reports.values()):
-        markdown.write_text(replace_marked(markdown.read_text(), markdown_text(reports)))
+        page = markdown.read_text()
+        markdown.write_text(replace_marked(page, markdown_text(reports), (BEGIN, END)))
     fail_on(problems, console)
     console.print(
         f"{len(cases)} steps for {len(targets)} cards within their budgets; "

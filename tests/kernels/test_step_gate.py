@@ -411,7 +411,9 @@ def test_table_goes_between_its_markers(gate: types.ModuleType, scene: Scene) ->
     )
 
     page = gate.replace_marked(
-        f"before\n{gate.BEGIN} old {gate.END}\nafter", gate.markdown_text({"h100": report})
+        f"before\n{gate.BEGIN} old {gate.END}\nafter",
+        gate.markdown_text({"h100": report}),
+        (gate.BEGIN, gate.END),
     )
 
     assert page.startswith(f"before\n{gate.BEGIN}\n\nMade by")
@@ -423,4 +425,4 @@ def test_table_goes_between_its_markers(gate: types.ModuleType, scene: Scene) ->
 
 def test_page_without_markers_is_an_error(gate: types.ModuleType) -> None:
     with pytest.raises(click.ClickException, match="needs one"):
-        gate.replace_marked("page", "text")
+        gate.replace_marked("page", "text", (gate.BEGIN, gate.END))
