@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import jax
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import compile_cache, limits, memory
+from jaxpaged.engine import attention, compile_cache, limits, memory
+from jaxpaged.engine.device import backend
 from jaxpaged.job import versions
 
 _NVIDIA = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -29,7 +30,7 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
     plugins = {name: versions.version_of(name) for name in _PLUGINS}
     known = {name: version for name, version in plugins.items() if version is not None}
     yield "CUDA plugin", ", ".join(f"{name} {known[name]}" for name in known) or "not installed"
-    platform = limits.backend()
+    platform = backend()
     yield "backend", platform
     for device in jax.devices():
         capability = getattr(device, "compute_capability", None)
@@ -37,7 +38,7 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
         yield f"device {device.id}", f"{device.device_kind}{detail}"
     yield "memory available", memory.size(memory.available_bytes())
     config = EngineConfig()
-    implementation, reason = limits.attention(config)
+    implementation, reason = attention.choose(config)
     yield "attention", f"{implementation} ({reason})"
     yield "weights and KV cache", "float32" if platform == "cpu" else "bfloat16"
     yield "deterministic", "yes" if limits.is_deterministic(config) else "no"

@@ -1,7 +1,8 @@
 """Paged attention: arrays in, arrays out, and the reference that defines each function.
 
-`paged_attention_ref` is the specification; `decode_attention` and `prefill_attention` are the
-public functions, with one file per backend. `kv_format` is how keys and values are stored.
+`paged_attention_ref` and `combine_ref` are the specification; `decode_attention`,
+`prefill_attention` and `combine` are the public functions, with one file per backend. `kv_format`
+is how keys and values are stored.
 Nothing here knows of engines, models or files.
 """
 
@@ -9,18 +10,23 @@ from pallas_kernels.api import (
     NO_WINDOW,
     Implementation,
     PrefillTiles,
+    combine,
     decode_attention,
     prefill_attention,
 )
 from pallas_kernels.kv_format import KVDType, KVRows
-from pallas_kernels.reference import paged_attention_ref
+from pallas_kernels.partials import Partials
+from pallas_kernels.reference import combine_ref, paged_attention_ref
 
 __all__ = [
     "NO_WINDOW",
     "Implementation",
     "KVDType",
     "KVRows",
+    "Partials",
     "PrefillTiles",
+    "combine",
+    "combine_ref",
     "decode_attention",
     "paged_attention_ref",
     "prefill_attention",

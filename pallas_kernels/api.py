@@ -1,16 +1,20 @@
 """The public functions: check the arguments, then call the backend that was asked for.
 
-Never another one than that: what a backend cannot do, it refuses.
+Never another one than that: what a backend cannot do, it refuses. With JAX's own checks on
+(`JAX_ENABLE_CHECKS=1`) block ids are looked at before they are used.
 """
 
 from types import ModuleType
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton, xla
+from pallas_kernels.debug import check_block_ids
 from pallas_kernels.kv_format import KVRows
+from pallas_kernels.partials import Partials
 
 AnyArray = Array | np.ndarray
 """Index arrays may come from the host."""
@@ -55,6 +59,7 @@ def decode_attention(
     num_queries: Int[AnyArray, ""],
     window: Int[AnyArray, ""],
     scale: float,
+    soft_cap: float | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "T H D"]:
     """Attention of the first `num_queries` tokens, each by itself, over its lane's blocks.
@@ -75,12 +80,16 @@ def decode_attention(
         window: Keys a query attends to, its own included: those at `i - window + 1` to `i` for
             position `i`. `NO_WINDOW` means all.
         scale: Factor on the scores, usually `D ** -0.5`.
+        soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`, as in Gemma 2.
         implementation: Who computes it.
 
     Raises:
         ValueError: The query heads are no multiple of the key/value heads.
     """
     _check_heads(q.shape[1], k.values.shape[3])
+    ends = jnp.where(jnp.arange(q.shape[0]) < num_queries, context_lens, 0)
+    starts = jnp.maximum(ends - window, 0)
+    check_block_ids(block_tables, token_lanes, starts, ends, pool=k)
     return _backend(implementation).decode_attention(
         q,
         k,
@@ -92,6 +101,7 @@ def decode_attention(
         num_queries=num_queries,
         window=window,
         scale=scale,
+        soft_cap=soft_cap,
         **_options(implementation),
     )
 
@@ -106,6 +116,7 @@ def prefill_attention(
     tiles: PrefillTiles,
     window: Int[AnyArray, ""],
     scale: float,
+    soft_cap: float | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "T H D"]:
     """Causal attention of ragged query segments over their sequences' blocks.
@@ -123,6 +134,7 @@ def prefill_attention(
         tiles: The segments, cut into tiles.
         window: As in `decode_attention`.
         scale: Factor on the scores, usually `D ** -0.5`.
+        soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`, as in Gemma 2.
         implementation: Who computes it.
 
     Raises:
@@ -131,6 +143,10 @@ def prefill_attention(
     _check_heads(q.shape[1], k.values.shape[3])
     if implementation.startswith("mosaic"):
         raise ValueError("there is no prefill attention by Mosaic GPU; use triton or xla")
+    lens = jnp.where(jnp.arange(tiles.lens.shape[0]) < tiles.used, tiles.lens, 0)
+    starts = jnp.maximum(tiles.positions - window + 1, 0)
+    ends = jnp.where(lens > 0, tiles.positions + lens, 0)
+    check_block_ids(block_tables, tiles.lanes, starts, ends, pool=k)
     return _backend(implementation).prefill_attention(
         q,
         k,
@@ -140,8 +156,33 @@ def prefill_attention(
         tiles=tiles,
         window=window,
         scale=scale,
+        soft_cap=soft_cap,
         **_options(implementation),
     )
+
+
+def combine(
+    partials: Partials,
+    starts: Int[Array, " T"],
+    ends: Int[Array, " T"],
+    *,
+    dtype: jnp.dtype,
+    implementation: Implementation = "xla",
+) -> Float[Array, "T K G D"]:
+    """The attention that the partitions of each query come to; the same as `combine_ref`.
+
+    The last step of decode attention by kernels; also for partial results from elsewhere.
+
+    Args:
+        partials: Of each partition; those that do not hold a key of the query are not read.
+        starts: The first key of each query.
+        ends: The key behind its last one; 0 for a query that gets zeros.
+        dtype: Of the result; sums are in float32.
+        implementation: Who computes it. Mosaic GPU leaves it to Triton, as its decode does.
+    """
+    if implementation == "xla":
+        return xla.combine(partials, starts, ends, dtype)
+    return triton.combine(partials, starts, ends, dtype, **_options(implementation))
 
 
 def _backend(implementation: Implementation) -> ModuleType:

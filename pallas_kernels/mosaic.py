@@ -30,7 +30,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
 from pallas_kernels.kv_format import KVRows
-from pallas_kernels.triton import MASKED, PARTITION_TOKENS, Partials
+from pallas_kernels.partials import PARTITION_TOKENS, Partials
+from pallas_kernels.triton import MASKED
 
 if jax.__version_info__ < (0, 12):
     raise ImportError(
@@ -78,9 +79,17 @@ def decode_attention(
     Raises:
         ValueError: A dtype, head width, block size or query group that this kernel does not serve.
     """
-    _check(q, k, v)
     num_tokens, num_heads, head_dim = q.shape
     num_layers, num_blocks, block_size, num_kv_heads, _ = k.values.shape
+    objection = unserved(
+        (q.dtype.name, k.values.dtype.name, v.values.dtype.name),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+    if objection:
+        raise ValueError(objection)
     group = num_heads // num_kv_heads
     rows = pl.cdiv(group, GROUP_ROWS) * GROUP_ROWS
     ends = jnp.where(jnp.arange(num_tokens) < num_queries, jnp.asarray(context_lens), 0)
@@ -281,21 +290,27 @@ def _exp(x):
     return jnp.exp2(x * _LOG2E)
 
 
-def _check(q: Array, k: KVRows, v: KVRows) -> None:
-    """Refuses what the kernel does not serve."""
-    dtypes = (q.dtype.name, k.values.dtype.name, v.values.dtype.name)
+def unserved(
+    dtypes: tuple[str, ...], *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> str | None:
+    """What the kernel does not serve, if anything.
+
+    Args:
+        dtypes: Of queries, keys and values.
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads.
+        head_dim: Numbers of a head.
+        block_size: Slots of a block.
+    """
     if set(dtypes) != {"bfloat16"}:
-        raise ValueError(
-            f"the Hopper kernel serves bfloat16 only; queries, keys and values are {dtypes}"
-        )
-    _, num_heads, head_dim = q.shape
-    _, _, block_size, num_kv_heads, _ = k.values.shape
+        return f"the Hopper kernel serves bfloat16 only, not {dtypes}"
     if head_dim not in HEAD_DIMS:
-        raise ValueError(f"the Hopper kernel serves head widths {HEAD_DIMS}, not {head_dim}")
+        return f"the Hopper kernel serves head widths {HEAD_DIMS}, not {head_dim}"
     if block_size not in BLOCK_SIZES:
-        raise ValueError(f"the Hopper kernel serves block sizes {BLOCK_SIZES}, not {block_size}")
+        return f"the Hopper kernel serves block sizes {BLOCK_SIZES}, not {block_size}"
     if num_heads > LARGEST_GROUP * num_kv_heads:
-        raise ValueError(
+        return (
             f"the Hopper kernel serves up to {LARGEST_GROUP} query heads to a key/value head, "
             f"and these are {num_heads} to {num_kv_heads}"
         )
+    return None

@@ -23,6 +23,7 @@ from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_format import NIBBLES, KVRows
+from pallas_kernels.partials import PARTITION_TOKENS, Partials
 from pallas_kernels.xla import TILE_QUERIES
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarnin
 
 AnyArray = Array | np.ndarray
 
-PARTITION_TOKENS = 256
-"""Keys of one decode partition. Its partial result is 1 % of the keys and values it comes from."""
+WIDEST_HEAD = 256
+"""Numbers of the widest head."""
 LEAST_ROWS = 16
 """Rows of the smallest product that tensor cores do: the query group is padded to it."""
 
@@ -67,7 +68,15 @@ def tiling(head_dim: int, stored: str, *, exact: bool) -> Tiling:
         head_dim: Numbers of a head.
         stored: Storage dtype of keys and values.
         exact: Products are done in float32, without tensor cores.
+
+    Raises:
+        ValueError: Heads are wider than any that the kernels were compiled for.
     """
+    if head_dim > WIDEST_HEAD:
+        raise ValueError(
+            f"the kernels serve heads of up to {WIDEST_HEAD} numbers, and these have {head_dim}; "
+            "use xla"
+        )
     name = "float32" if exact else _FLOAT_BITS[stored].name if stored in _FLOAT_BITS else stored
     return _TILINGS[name][(head_dim > 64) + (head_dim > 128)]
 
@@ -82,17 +91,6 @@ _TILINGS = {
     "uint8": (Tiling(64, 64, 32, 8), Tiling(32, 64, 32, 4), Tiling(32, 32, 16, 8)),
     "uint32": (Tiling(64, 64, 32, 8), Tiling(32, 32, 32, 8), Tiling(32, 16, 16, 4)),
 }
-
-
-class Partials(NamedTuple):
-    """What the partitions of each query came to; `P` partitions of a group of `G` query heads."""
-
-    weighted: Float[Array, "T K P G D"]
-    """Sum of exp(score - peak) * value."""
-    peak: Float[Array, "T K P G"]
-    """Largest score."""
-    total: Float[Array, "T K P G"]
-    """Sum of exp(score - peak)."""
 
 
 def decode_attention(
@@ -155,15 +153,7 @@ def combine(
     *,
     interpret: bool = False,
 ) -> Float[Array, "T K G D"]:
-    """The attention that the partitions of each query come to, in their order.
-
-    Args:
-        partials: Of each partition; those that do not hold a key of the query are not read.
-        starts: The first key of each query.
-        ends: The key behind its last one; 0 for a query that gets zeros.
-        dtype: Of the result.
-        interpret: Run on the CPU.
-    """
+    """The merge of partial results; see `pallas_kernels.api.combine`."""
     num_tokens, num_kv_heads, _, group, head_dim = partials.weighted.shape
     return _call(
         _combine_kernel,

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels import kv_format
 from pallas_kernels.kv_format import KVRows
+from pallas_kernels.partials import PARTITION_TOKENS, Partials
 
 if TYPE_CHECKING:
     from pallas_kernels.api import PrefillTiles
@@ -66,6 +67,7 @@ def decode_attention(
     num_queries: Int[AnyArray, ""],
     window: Int[AnyArray, ""],
     scale: float,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """Decode attention; see `pallas_kernels.api.decode_attention`."""
     num_kv_heads, block_size = k.values.shape[3], k.values.shape[2]
@@ -92,6 +94,7 @@ def decode_attention(
             k_tile = _gather(k, layer, where, tile=tile)
             v_tile = jnp.where(seen[:, :, None, None], _gather(v, layer, where, tile=tile), 0)
             scores = jnp.einsum("bkgd,bckd->bkgc", q_tile, k_tile, precision=EXACT)
+            scores = _capped(scores, soft_cap)
             return _accumulate(softmax, scores, v_tile, seen[:, None, None, :], "bkgc,bckd->bkgd")
 
         tiles = (jnp.min(start) // tile, (jnp.max(end) + tile - 1) // tile)
@@ -113,6 +116,7 @@ def prefill_attention(
     tiles: "PrefillTiles",
     window: Int[AnyArray, ""],
     scale: float,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T H D"]:
     """Prefill attention; see `pallas_kernels.api.prefill_attention`."""
     num_kv_heads, block_size = k.values.shape[3], k.values.shape[2]
@@ -143,6 +147,7 @@ def prefill_attention(
             is_live = (keys >= earliest) & (keys < end)
             v_tile = jnp.where((is_sound & is_live[:, None])[:, :, None], v_tile, 0)
             scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k_tile, precision=EXACT)
+            scores = _capped(scores, soft_cap)
             scores = jnp.where(is_sound.T[:, None, None, :], scores, jnp.nan)
             return _accumulate(softmax, scores, v_tile, seen, "kgqc,ckd->kgqd")
 
@@ -155,6 +160,21 @@ def prefill_attention(
         return jax.lax.dynamic_update_slice_in_dim(out, rows, first, 0)
 
     return jax.lax.fori_loop(0, tiles.used, query_tile, jnp.zeros_like(q))
+
+
+def combine(
+    partials: Partials, starts: Int[Array, " T"], ends: Int[Array, " T"], dtype: jnp.dtype
+) -> Float[Array, "T K G D"]:
+    """The merge of partial results; see `pallas_kernels.api.combine`."""
+    partition = jnp.arange(partials.peak.shape[2])[None, :]
+    first, last = starts // PARTITION_TOKENS, (ends - 1) // PARTITION_TOKENS
+    is_live = (partition >= first[:, None]) & (partition <= last[:, None])
+    is_live = (is_live & (starts < ends)[:, None])[:, None, :, None]
+    peaks = jnp.where(is_live, partials.peak, MASKED)
+    factors = jnp.where(is_live, jnp.exp(peaks - peaks.max(axis=2, keepdims=True)), 0)
+    total = jnp.sum(jnp.where(is_live, partials.total, 0) * factors, axis=2)
+    weighted = jnp.where(is_live[..., None], partials.weighted, 0) * factors[..., None]
+    return _finish(Softmax(peaks.max(axis=2), total, weighted.sum(axis=2))).astype(dtype)
 
 
 def _locate(
@@ -205,6 +225,10 @@ def _gather_array(
     units = array.reshape(array.shape[0], -1, unit, *array.shape[3:])
     found = units.at[layer, where].get(mode="promise_in_bounds")
     return found.reshape(where.shape[0], tile, *array.shape[3:])
+
+
+def _capped(scores: Float[Array, "*R C"], soft_cap: float | None) -> Float[Array, "*R C"]:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def _start(rows: Float[Array, "*R D"]) -> Softmax:

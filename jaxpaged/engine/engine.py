@@ -13,10 +13,11 @@ import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import compile_cache, lanes, limits, memory, stopping
+from jaxpaged.engine import attention, compile_cache, lanes, limits, memory, stopping
 from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import batch_shapes, max_decodes
 from jaxpaged.engine.beam_group import BeamGroup
+from jaxpaged.engine.device import backend
 from jaxpaged.engine.model_runner import Flight, ModelRunner, StepResult, allocate_pool
 from jaxpaged.engine.sample_group import SampleGroup
 from jaxpaged.engine.stats import EngineStats
@@ -107,7 +108,7 @@ class Engine:
             kv_dtype=kv_dtype,
             is_deterministic=is_deterministic,
             implementation=model.attention,
-            implementation_reason=limits.attention(config)[1],
+            implementation_reason=attention.choose(config, model.config).reason,
             num_blocks=num_blocks,
             block_size=block_size,
         )
@@ -125,14 +126,14 @@ class Engine:
         if config.compilation_cache:
             compile_cache.enable()
         checkpoint = open_checkpoint(locate(str(model)))
-        is_cpu = limits.backend() == "cpu"
+        is_cpu = backend() == "cpu"
         dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
         memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
             checkpoint,
             dtype=jnp.dtype(dtype),
             layer_loop="scan" if is_cpu else "unrolled",
-            attention=limits.attention(config)[0],
+            attention=attention.choose(config, checkpoint.config).implementation,
         )
         return cls(decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype))
 

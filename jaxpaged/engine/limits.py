@@ -1,42 +1,22 @@
-"""What the settings come to for one model on one device: backend, lengths, budget, pool."""
+"""What the settings come to for one model on one device: lengths, budget, formats, pool."""
 
-import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
 from jaxpaged.engine import memory
 from jaxpaged.engine.batch import ROW_TILE
+from jaxpaged.engine.device import backend
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
-from pallas_kernels import Implementation
 from pallas_kernels.kv_format import NIBBLES
 
 DEFAULT_TOKEN_BUDGET = 512
 
-# Of NVIDIA GPUs that the kernels are compiled for: Ampere and what came after.
-_LEAST_CAPABILITY = 8.0
-
 # Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
 _LOGITS_ARRAYS = 10
-
-
-def backend() -> str:
-    """JAX's default backend: cpu, gpu or tpu.
-
-    Raises:
-        ConfigError: The device that is asked for cannot be started.
-    """
-    try:
-        return jax.default_backend()
-    except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or ["the platform is not there"])[0]
-        raise ConfigError(
-            f"JAX cannot start its device: {reason}; unset JAX_PLATFORMS, or install what the "
-            "device needs (for NVIDIA GPUs: pip install 'jaxpaged[cuda12]')"
-        ) from None
 
 
 def token_budget(config: EngineConfig) -> int:
@@ -81,31 +61,6 @@ def is_deterministic(config: EngineConfig) -> bool:
     if config.deterministic is None:
         return backend() == "cpu"
     return config.deterministic
-
-
-def attention(config: EngineConfig) -> tuple[Implementation, str]:
-    """Who computes attention on this device, and why.
-
-    Raises:
-        ConfigError: The kernels were asked for, and the device is neither CPU nor NVIDIA GPU.
-    """
-    platform = backend()
-    if config.attention == "xla":
-        return "xla", "engine.attention says so"
-    if platform == "cpu":
-        if config.attention == "triton":
-            return "triton_interpreted", "engine.attention says so; interpreted, there is no GPU"
-        return "xla", "the kernels are for GPUs"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    if platform == "gpu" and capability and float(capability) >= _LEAST_CAPABILITY:
-        return "triton", f"compute capability {capability}"
-    found = f"compute capability {capability}" if capability else f"the device is a {platform}"
-    if config.attention == "triton":
-        raise ConfigError(
-            f"engine.attention is triton, {found}; expected an NVIDIA GPU of compute capability "
-            f"{_LEAST_CAPABILITY} or more; use auto or xla"
-        )
-    return "xla", f"{found}, the kernels need {_LEAST_CAPABILITY}"
 
 
 def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:

@@ -105,7 +105,6 @@ def attend(
         "block_tables": batch.block_tables,
         "window": window,
         "scale": scale,
-        "implementation": implementation,
     }
     most = batch.token_lanes.shape[0]
     decoded = pallas_kernels.decode_attention(
@@ -115,12 +114,16 @@ def attend(
         token_lanes=batch.token_lanes,
         context_lens=batch.context_lens,
         num_queries=batch.num_decodes,
+        implementation=implementation,
         **shared,
     )
     decoded = jnp.pad(decoded, ((0, q.shape[0] - most), (0, 0), (0, 0)))
     if batch.tiles is None:
         return decoded
-    # The two cover different tokens, and where one has none it is zero.
-    return decoded + pallas_kernels.prefill_attention(
-        q, pool.k, pool.v, tiles=batch.tiles, **shared
+    # Mosaic GPU has decode attention only, as the engine's reason for choosing it says.
+    prefill = "triton" if implementation == "mosaic" else implementation
+    prefilled = pallas_kernels.prefill_attention(
+        q, pool.k, pool.v, tiles=batch.tiles, implementation=prefill, **shared
     )
+    # The two cover different tokens, and where one has none it is zero.
+    return decoded + prefilled

@@ -25,6 +25,9 @@ SETTINGS = {
         max_num_seqs=10, max_num_batched_tokens=11, num_blocks=27, block_size=3, watermark=0.0
     ),
     # The kernels for GPUs, interpreted.
+    "kernels_one_at_a_time": EngineConfig(
+        max_num_seqs=1, max_num_batched_tokens=64, attention="triton", deterministic=False
+    ),
     "kernels": EngineConfig(
         max_num_seqs=8, max_num_batched_tokens=64, attention="triton", deterministic=False
     ),
@@ -63,6 +66,19 @@ def test_tokens_equal_the_dense_oracle(tiny_case, run, engine_for, setting: str)
     preemptions = engine.stats.recomputes + engine.stats.swaps
     assert (preemptions > 0) == ("preemption" in setting)
     assert (engine.stats.implementation == "triton_interpreted") == ("kernels" in setting)
+
+
+@pytest.mark.parametrize("setting", ["three_lanes", "kernels"])
+def test_prompts_that_come_again_take_the_cache_and_give_the_same(
+    tiny_case, run, engine_for, setting: str
+) -> None:
+    engine = engine_for(tiny_case.folder, SETTINGS[setting])
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in tiny_case.max_tokens]
+    run(engine, tiny_case.prompts, params)
+    cached = engine.stats.cached_tokens
+    again = run(engine, tiny_case.prompts, params)
+    assert [list(c.token_ids) for c in again] == tiny_case.expected
+    assert engine.stats.cached_tokens - cached > sum(map(len, tiny_case.prompts)) / 2
 
 
 def test_sampled_tokens_do_not_depend_on_batch_order_chunks_or_preemption(

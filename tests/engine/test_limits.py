@@ -1,7 +1,6 @@
 """Limits, impossible requests and faults of single requests, end to end through the engine."""
 
 import time
-import types
 
 import numpy as np
 import pytest
@@ -291,33 +290,3 @@ def test_limits_of_version_1_containers_count(proc, tmp_path) -> None:
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     write_limit(tmp_path / "cgroup/memory/outer", "2000000", "500000", names)
     assert available_host_bytes(proc, tmp_path / "cgroup") == 1_500_000
-
-
-@pytest.mark.parametrize(
-    ("platform", "capability", "asked", "found", "why"),
-    [
-        ("cpu", None, "auto", "xla", "the kernels are for GPUs"),
-        ("cpu", None, "triton", "triton_interpreted", "there is no GPU"),
-        ("gpu", "9.0", "auto", "triton", "compute capability 9.0"),
-        ("gpu", "8.0", "triton", "triton", "compute capability 8.0"),
-        ("gpu", "8.9", "xla", "xla", "engine.attention says so"),
-        ("gpu", "7.5", "auto", "xla", "compute capability 7.5, the kernels need 8.0"),
-        ("tpu", None, "auto", "xla", "the device is a tpu"),
-    ],
-)
-def test_who_computes_attention(monkeypatch, platform, capability, asked, found, why) -> None:
-    device = types.SimpleNamespace(compute_capability=capability)
-    monkeypatch.setattr(limits, "backend", lambda: platform)
-    monkeypatch.setattr(limits.jax, "devices", lambda: [device])
-    implementation, reason = limits.attention(EngineConfig(attention=asked))
-    assert implementation == found
-    assert why in reason
-
-
-@pytest.mark.parametrize(("platform", "capability"), [("gpu", "7.5"), ("tpu", None)])
-def test_kernels_on_a_device_that_cannot_are_refused(monkeypatch, platform, capability) -> None:
-    device = types.SimpleNamespace(compute_capability=capability)
-    monkeypatch.setattr(limits, "backend", lambda: platform)
-    monkeypatch.setattr(limits.jax, "devices", lambda: [device])
-    with pytest.raises(ConfigError, match=r"engine\.attention is triton, .* use auto or xla"):
-        limits.attention(EngineConfig(attention="triton"))

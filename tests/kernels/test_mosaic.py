@@ -176,7 +176,7 @@ else:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"dtype": "float32"}, r"bfloat16 only; .* \('float32', 'bfloat16', 'bfloat16'\)"),
+            ({"dtype": "float32"}, r"bfloat16 only, not \('float32', 'bfloat16', 'bfloat16'\)"),
             ({"head_dim": 96}, r"head widths \(64, 128\), not 96"),
             ({"block_size": 8}, r"block sizes \(16, 32, 64\), not 8"),
             ({"num_heads": 33}, r"up to 32 query heads .* 33 to 1"),
@@ -191,5 +191,5 @@ else:
     def test_floats_stored_as_bits_are_refused() -> None:
         shape = shape_of((2, 1), 64, 16, 5)
         k, v, tables = pools(shape, "bfloat16", as_bits=True)
-        with pytest.raises(ValueError, match=r"bfloat16 only; .*uint16"):
+        with pytest.raises(ValueError, match=r"bfloat16 only, not .*uint16"):
             decode(queries(shape, 1), k, v, tables, [0], shape.context_lens)

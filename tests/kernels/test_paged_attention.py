@@ -43,7 +43,7 @@ CASES = [
     )
 ]
 
-STATIC = ("scale", "implementation")
+STATIC = ("scale", "soft_cap", "implementation")
 decode = functools.partial(
     jax.jit(pallas_kernels.decode_attention, static_argnames=STATIC), layer=jnp.int32(LAYER)
 )
@@ -51,7 +51,7 @@ prefill = functools.partial(
     jax.jit(pallas_kernels.prefill_attention, static_argnames=STATIC), layer=jnp.int32(LAYER)
 )
 reference = functools.partial(
-    jax.jit(paged_attention_ref, static_argnames=("layer", "scale")), layer=LAYER
+    jax.jit(paged_attention_ref, static_argnames=("layer", "scale", "soft_cap")), layer=LAYER
 )
 
 
@@ -71,11 +71,13 @@ def assert_close(got, expected, dtype: str, implementation: str = "xla") -> None
     np.testing.assert_allclose(np.float32(got), np.float32(expected), atol=atol)
 
 
-def dense_attention(q, k, v, scale):
+def dense_attention(q, k, v, scale, soft_cap=None):
     """Causal attention of the last `len(q)` tokens of one sequence in float64 NumPy."""
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v))
     scores = np.einsum("qhd,chd->hqc", q.astype(np.float64), k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
     past = k.shape[0] - q.shape[0]
     seen = np.arange(k.shape[0])[None, :] <= np.arange(q.shape[0])[:, None] + past
     scores = np.where(seen[None], scores, -np.inf)
@@ -84,7 +86,8 @@ def dense_attention(q, k, v, scale):
     return np.einsum("hqc,chd->qhd", weights, v)
 
 
-def test_reference_equals_dense_attention_in_float64() -> None:
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_reference_equals_dense_attention_in_float64(soft_cap: float | None) -> None:
     shape = SHAPES["smollm2_9_3"]
     k, v, tables = pools(shape)
     length, num_queries = shape.context_lens[-1], 7
@@ -102,8 +105,9 @@ def test_reference_equals_dense_attention_in_float64() -> None:
         context_lens=int32(range(length - num_queries + 1, length + 1)),
         window=NO_WINDOW,
         scale=0.125,
+        soft_cap=soft_cap,
     )
-    expected = dense_attention(np.asarray(q), k_lane, v_lane, 0.125)
+    expected = dense_attention(np.asarray(q), k_lane, v_lane, 0.125, soft_cap)
     np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
@@ -180,6 +184,28 @@ def test_prefill_equals_reference(implementation, name: str, kv_dtype) -> None:
         assert_close(got[span], expected, shape.dtype, implementation)
         assert not np.any(np.float32(got[:gap]))
         assert not np.any(np.float32(got[span.stop :]))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "triton_interpreted"])
+def test_a_soft_cap_bounds_the_scores(implementation) -> None:
+    shape = SHAPES["smollm2_9_3"]
+    k, v, tables = pools(shape)
+    lens = shape.context_lens
+    lanes = int32(range(len(lens)))
+    q = 10 * queries(shape, 64)
+    shared = {"block_tables": tables, "scale": SCALE, "window": jnp.int32(NO_WINDOW)}
+    alone = {"token_lanes": lanes, "context_lens": int32(lens)}
+    capped, plain = (
+        reference(q[: len(lens)], k, v, soft_cap=cap, **alone, **shared) for cap in (2.0, None)
+    )
+    assert np.abs(capped - plain).max() > 0.1
+    shared |= {"soft_cap": 2.0, "implementation": implementation}
+    decoded = decode(q[: len(lens)], k, v, num_queries=jnp.int32(len(lens)), **alone, **shared)
+    assert_close(decoded, capped, shape.dtype, implementation)
+    starts = list(range(len(lens)))
+    tiles = prefill_tiles(starts, starts, [1] * len(lens), [length - 1 for length in lens])
+    prefilled = prefill(q, k, v, tiles=tiles, **shared)
+    assert_close(prefilled[: len(lens)], capped, shape.dtype, implementation)
 
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, NO_WINDOW])

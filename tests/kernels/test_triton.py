@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_shapes import SHAPES, TOLERANCE, AttentionShape, pools, queries, stored
+from attention_shapes import TOLERANCE, AttentionShape, pools, prefill_tiles, queries, stored
 
 import pallas_kernels
 from pallas_kernels import NO_WINDOW, paged_attention_ref, triton
@@ -40,10 +40,19 @@ def decoded(q, k, v, tables, lanes, lens, *, window: int = NO_WINDOW, **options)
     )
 
 
-def error(window: int = NO_WINDOW, *, swaps: bool = False) -> float:
-    """The largest error of decode attention on a pool of NaN but for what is seen."""
+def error(window: int = NO_WINDOW, *, swaps: bool = False, dead_id: int | None = None) -> float:
+    """The largest error of decode attention on a pool of NaN but for what is seen.
+
+    Entries of the block tables that hold no such key are `dead_id`, or lead to a block of NaN.
+    """
     lens = np.asarray(SHAPE.context_lens)
-    k, v, tables = pools(SHAPE, first_live=tuple(np.maximum(0, lens - window)))
+    first_live = np.maximum(0, lens - window)
+    k, v, tables = pools(SHAPE, first_live=tuple(first_live))
+    sound = tables
+    if dead_id is not None:
+        first = np.arange(tables.shape[1]) * SHAPE.block_size
+        is_live = (first < lens[:, None]) & (first + SHAPE.block_size > first_live[:, None])
+        tables = jnp.where(is_live, tables, dead_id)
     q, lanes = queries(SHAPE, len(lens)), np.arange(len(lens))
     got = decoded(q, *((v, k) if swaps else (k, v)), tables, lanes, lens, window=window)
     expected = paged_attention_ref(
@@ -51,7 +60,7 @@ def error(window: int = NO_WINDOW, *, swaps: bool = False) -> float:
         k,
         v,
         layer=1,
-        block_tables=tables,
+        block_tables=sound,
         token_lanes=int32(lanes),
         context_lens=int32(lens),
         window=window,
@@ -66,8 +75,9 @@ def is_caught(value: float) -> bool:
 
 
 @pytest.mark.parametrize("window", [100, NO_WINDOW])
-def test_several_partitions_and_dead_slots_of_nan(window: int) -> None:
-    assert not is_caught(error(window))
+@pytest.mark.parametrize("dead_id", [None, -1, 10**6])
+def test_several_partitions_and_dead_slots_of_nan(window: int, dead_id: int | None) -> None:
+    assert not is_caught(error(window, dead_id=dead_id))
 
 
 def test_swapped_keys_and_values_are_caught() -> None:
@@ -127,32 +137,35 @@ def _scattered(rows: np.ndarray, order: np.ndarray, block_size: int) -> np.ndarr
     return pool
 
 
-def test_a_soft_cap_bounds_the_scores() -> None:
-    shape = SHAPES["no_groups"]
-    k, v, tables = pools(shape)
-    lens = np.asarray(shape.context_lens)
-    q, lanes = queries(shape, len(lens)) * 30, np.arange(len(lens))
-    kernel = functools.partial(triton.decode_attention, scale=0.25, soft_cap=2.0, interpret=True)
-    got = jax.jit(kernel)(
-        q,
-        k,
-        v,
-        layer=jnp.int32(1),
-        block_tables=tables,
-        token_lanes=int32(lanes),
-        context_lens=int32(lens),
-        num_queries=jnp.int32(len(lens)),
-        window=jnp.int32(NO_WINDOW),
+@pytest.mark.parametrize("attention", ["decode_attention", "prefill_attention"])
+def test_heads_wider_than_any_that_was_compiled_are_refused(attention: str) -> None:
+    shape = AttentionShape(
+        num_heads=1, num_kv_heads=1, head_dim=320, block_size=16, context_lens=(3,)
     )
-    size = shape.block_size
-    for lane, length in enumerate(lens):
-        slots = np.asarray(tables)[lane, np.arange(length) // size], np.arange(length) % size
-        keys, values = (np.asarray(rows.values)[1][slots].astype(np.float64) for rows in (k, v))
-        scores = np.einsum("hd,chd->hc", np.asarray(q[lane], np.float64), keys) * 0.25
-        weights = np.exp(2.0 * np.tanh(scores / 2.0))
-        weights /= weights.sum(axis=1, keepdims=True)
-        expected = np.einsum("hc,chd->hd", weights, values)
-        np.testing.assert_allclose(got[lane], expected, atol=1e-5)
+    k, v, tables = pools(shape)
+    ones = int32([1])
+    own = {
+        "decode_attention": {
+            "token_lanes": 0 * ones,
+            "context_lens": ones,
+            "num_queries": jnp.int32(1),
+        },
+        "prefill_attention": {"tiles": prefill_tiles([0], [0], [1], [0])},
+    }
+    with pytest.raises(
+        ValueError, match=r"heads of up to 256 numbers, and these have 320; use xla"
+    ):
+        getattr(pallas_kernels, attention)(
+            queries(shape, 1),
+            k,
+            v,
+            layer=jnp.int32(0),
+            block_tables=tables,
+            window=jnp.int32(1),
+            scale=1.0,
+            implementation="triton_interpreted",
+            **own[attention],
+        )
 
 
 def test_there_is_no_prefill_by_mosaic() -> None:

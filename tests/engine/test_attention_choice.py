@@ -1,0 +1,129 @@
+"""Who computes attention, by device, model and settings, and what is refused."""
+
+import dataclasses
+import types
+
+import jax
+import pytest
+
+from jaxpaged import EngineConfig
+from jaxpaged.engine import attention
+from jaxpaged.errors import ConfigError
+from jaxpaged.model.config import ModelConfig
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Pretends that JAX runs on a device of that platform and compute capability."""
+
+    def pretend(platform: str, capability: str | None) -> None:
+        device = types.SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(attention, "backend", lambda: platform)
+        monkeypatch.setattr(attention.jax, "devices", lambda: [device])
+
+    return pretend
+
+
+LLAMA = ModelConfig.from_hf(
+    {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    },
+    "config.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "asked", "found", "why"),
+    [
+        ("cpu", None, "auto", "xla", "the kernels are for GPUs"),
+        ("cpu", None, "triton", "triton_interpreted", "there is no GPU"),
+        ("gpu", "9.0", "auto", "triton", "compute capability 9.0"),
+        ("gpu", "8.0", "triton", "triton", "compute capability 8.0"),
+        ("gpu", "8.9", "xla", "xla", "engine.attention says so"),
+        ("gpu", "7.5", "auto", "xla", "compute capability 7.5, the kernels need 8.0"),
+        ("tpu", None, "auto", "xla", "the device is a tpu"),
+    ],
+)
+def test_who_computes_attention(on, platform, capability, asked, found, why) -> None:
+    on(platform, capability)
+    implementation, reason = attention.choose(EngineConfig(attention=asked))
+    assert implementation == found
+    assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "why"),
+    [
+        ("gpu", "7.5", "compute capability 7.5, the kernels need 8.0; use auto or xla"),
+        ("tpu", None, "the device is a tpu, the kernels need 8.0"),
+    ],
+)
+def test_kernels_on_a_device_that_cannot_are_refused(on, platform, capability, why) -> None:
+    on(platform, capability)
+    with pytest.raises(ConfigError, match=rf"engine\.attention is triton, and {why}"):
+        attention.choose(EngineConfig(attention="triton"))
+
+
+def test_heads_too_wide_for_the_kernels_take_xla_or_are_refused(on) -> None:
+    on("gpu", "9.0")
+    wide = dataclasses.replace(LLAMA, head_dim=320)
+    choice = attention.choose(EngineConfig(), wide)
+    assert choice == ("xla", "heads are 320 wide, the kernels serve 256")
+    with pytest.raises(ConfigError, match="is triton, and heads are 320 wide"):
+        attention.choose(EngineConfig(attention="triton"), wide)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "why"),
+    [
+        ("cpu", None, "the device is a cpu, the kernel is for 9.0"),
+        ("gpu", "8.9", "compute capability 8.9, the kernel is for 9.0"),
+        ("gpu", "10.0", "compute capability 10.0, the kernel is for 9.0"),
+    ],
+)
+def test_mosaic_elsewhere_than_on_hopper_is_refused(on, platform, capability, why) -> None:
+    on(platform, capability)
+    with pytest.raises(ConfigError, match=f"engine.attention is mosaic, and {why}.*; use auto"):
+        attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+
+
+if jax.__version_info__ < (0, 12):
+
+    def test_mosaic_on_an_older_jax_says_what_it_needs(on) -> None:
+        on("gpu", "9.0")
+        with pytest.raises(ConfigError, match=r"mosaic, and .*need JAX 0\.12.*; use auto"):
+            attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+
+else:
+
+    def test_mosaic_on_hopper_says_who_does_prefill(on) -> None:
+        on("gpu", "9.0")
+        choice = attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+        assert choice == ("mosaic", "engine.attention says so; prefill by the Triton kernels")
+
+    @pytest.mark.parametrize(
+        ("settings", "changes", "why"),
+        [
+            ({"kv_dtype": "int8"}, {}, r"bfloat16 only, not \('bfloat16', 'int8'\)"),
+            ({"dtype": "float32"}, {}, r"bfloat16 only, not \('float32', 'float32'\)"),
+            ({"block_size": 8}, {}, r"block sizes \(16, 32, 64\), not 8"),
+            ({}, {"head_dim": 96}, r"head widths \(64, 128\), not 96"),
+            ({}, {"num_heads": 33, "num_kv_heads": 1}, "up to 32 query heads .* 33 to 1"),
+        ],
+    )
+    def test_what_mosaic_does_not_serve_is_refused(on, settings, changes, why) -> None:
+        on("gpu", "9.0")
+        with pytest.raises(ConfigError, match=f"engine.attention is mosaic, and .*{why}; use auto"):
+            attention.choose(
+                EngineConfig(attention="mosaic", **settings), dataclasses.replace(LLAMA, **changes)
+            )
