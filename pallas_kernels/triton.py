@@ -48,6 +48,21 @@ _LOG2E = 1.4426950408889634
 _FLOAT_BITS = {"uint16": jnp.bfloat16.dtype, "int16": jnp.float16.dtype}
 
 
+MOST_NEAR_NUMBERS = 2**31
+"""Numbers of the largest array whose places all fit into 32 bits with a sign."""
+_LEAST_FAR_BYTES = 2**32
+"""Pallas counts places in 64 bits in arrays larger than this."""
+
+
+def is_addressable(num_numbers: int, itemsize: int) -> bool:
+    """Whether the kernels find every number of an array on a GPU.
+
+    Pallas counts places of arrays of up to 4 GiB in 32 bits, and the code made of it takes them
+    for signed: numbers of a byte each, 2 to 4 GiB of them, are beyond it.
+    """
+    return num_numbers <= MOST_NEAR_NUMBERS or num_numbers * itemsize > _LEAST_FAR_BYTES
+
+
 class Tiling(NamedTuple):
     """How much of the work a program holds at a time."""
 
@@ -487,6 +502,11 @@ def _is_exact(q: Array, k: KVRows) -> bool:
 
 
 def _arrays(k: KVRows, v: KVRows) -> list[Array]:
+    if not is_addressable(k.values.size, k.values.dtype.itemsize):
+        raise ValueError(
+            f"the kernels cannot find every place of {k.values.size} numbers of a byte each; "
+            f"take at most {MOST_NEAR_NUMBERS} or more than {_LEAST_FAR_BYTES}"
+        )
     scales = [] if k.scales is None or v.scales is None else [k.scales, v.scales]
     return [k.values, v.values, *scales]
 

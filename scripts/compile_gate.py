@@ -10,7 +10,8 @@ own: with them JAX looks for a GPU wherever it is imported.
 
 Bad is what does not compile, a kernel that does not come out, any spill, and registers or shared
 memory above `gpu_budgets.toml`. Prints a table for each card and what is wrong; the exit status is
-1 if anything is. Nothing is run: neither results nor speed are checked.
+1 if anything is. Nothing is run: neither results nor speed are checked. The kernels of Mosaic GPU
+are compiled for Hopper alone, and only with a JAX that has them.
 
 A new tiling, compiler or JAX moves the numbers. `--write-budgets new` makes the budgets anew from
 what was just measured, `--write-budgets raised`, with the other version of JAX, raises those that
@@ -19,32 +20,28 @@ are too low for it. Their difference is then to be judged like any other change.
 
 import dataclasses
 import fnmatch
-import json
 import math
 import pathlib
-import subprocess
-import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import click
+import gate_child
 import gpu_targets
-from compile_target import CASES, FAULTS, Case, Measurement
+import jax
+from gate_output import fail_on, replace_marked, table_text
 from gpu_targets import Target
+from kernel_cases import CASES, DEADLY_FAULTS, FAULTS, HAS_MOSAIC, MOSAIC_CASES, Case
+from kernel_code import Measurement
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-SCRIPTS = pathlib.Path(__file__).resolve().parent
-BUDGETS = SCRIPTS / "gpu_budgets.toml"
-BEGIN, END = "<!-- compile-gate: begin -->", "<!-- compile-gate: end -->"
-CHILD_SECONDS = 900
-LOG_CHARACTERS = 1500
+CHILD = "compile_target.py"
+BUDGETS = pathlib.Path(__file__).resolve().parent / "gpu_budgets.toml"
+MARKERS = ("<!-- compile-gate: begin -->", "<!-- compile-gate: end -->")
 
 MOST_REGISTERS = 255
 REGISTER_SLACK = 1.1
@@ -69,62 +66,12 @@ class Budget:
     shared_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a child had to say.
-
-    Attributes:
-        versions: Of JAX and ptxas; empty if it did not come that far.
-        measurements: Of the kernels that came out.
-        errors: Why a case did not compile, by its name.
-        crash: How the process ended before it was done, and during which case.
-    """
-
-    versions: dict[str, str]
-    measurements: tuple[Measurement, ...]
-    errors: dict[str, str]
-    crash: str | None
+Report = gate_child.Report[Measurement]
 
 
-def read_report(out: str, log: str, status: int) -> Report:
-    """The report of a child, from what it printed, its log and its exit status."""
-    versions: dict[str, str] = {}
-    measurements: list[Measurement] = []
-    errors: dict[str, str] = {}
-    latest = "the first case"
-    for line in out.splitlines():
-        match item := json.loads(line):
-            case {"starts": str(name)}:
-                latest = name
-            case {"error": str(text), "case": str(name)}:
-                errors[name] = text
-            case {"kernel": _}:
-                measurements.append(Measurement(**item))
-            case {"jax": str(jax), "ptxas": str(ptxas)}:
-                versions = {"jax": jax, "ptxas": ptxas}
-    crash = None
-    if status:
-        tail = log.strip()[-LOG_CHARACTERS:] or "it left no message"
-        crash = f"the process ended with status {status}, latest at {latest}: {tail}"
-    return Report(versions=versions, measurements=tuple(measurements), errors=errors, crash=crash)
-
-
-def compile_for(target: Target, cases: Iterable[Case]) -> Report:
-    """Compiles the cases for a card, in a process of its own."""
-    names = [case.name for case in cases]
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, str(SCRIPTS / "compile_target.py"), "--scratch", scratch]
-        try:
-            child = subprocess.run(
-                [*command, target.name, *names],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=CHILD_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise click.ClickException(f"{target.name}: {error}") from error
-    return read_report(child.stdout, child.stderr, child.returncode)
+def read_measurement(item: dict[str, Any]) -> Measurement:
+    """What a child printed about a kernel."""
+    return Measurement(**item)
 
 
 def read_budgets(text: str) -> dict[BudgetKey, Budget]:
@@ -144,7 +91,7 @@ def find_problems(
     budgets: Mapping[BudgetKey, Budget],
 ) -> list[str]:
     """What is wrong with the code for a card, a line each."""
-    measured = {(found.case, found.kernel): found for found in report.measurements}
+    measured = {(found.case, found.kernel): found for found in report.found}
     problems, unmeasured = [], []
     for case in cases:
         where = f"{target.name} {case.name}"
@@ -247,23 +194,29 @@ def format_budgets(budgets: Mapping[BudgetKey, Budget]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def code_table(
+def code_tables(
     target: Target, cases: Iterable[Case], report: Report, *, markdown: bool = False
-) -> Table:
-    """What each kernel takes on a card; a row for each case."""
-    cases = list(cases)
-    kernels = list(dict.fromkeys(kernel for case in cases for kernel in case.kernels))
-    measured = {(found.case, found.kernel): found for found in report.measurements}
-    table = Table(box=box.MARKDOWN if markdown else box.SIMPLE, title_justify="left")
-    if not markdown:
-        table.title = f"{target.name}, {target.arch}: registers x threads, KiB shared, blocks/SM"
-    table.add_column("case", no_wrap=True)
-    for kernel in kernels:
-        table.add_column(kernel, justify="right", no_wrap=True)
+) -> list[Table]:
+    """What each kernel takes on a card; a table for cases of the same kernels, a row for a case."""
+    alike: dict[tuple[str, ...], list[Case]] = {}
     for case in cases:
-        cells = [_cell(measured.get((case.name, kernel))) for kernel in kernels]
-        table.add_row(case.name, *cells)
-    return table
+        alike.setdefault(case.kernels, []).append(case)
+    measured = {(found.case, found.kernel): found for found in report.found}
+    tables = []
+    for kernels, rows in alike.items():
+        table = Table(box=box.MARKDOWN if markdown else box.SIMPLE, title_justify="left")
+        if not markdown:
+            table.title = (
+                f"{target.name}, {target.arch}: registers x threads, KiB shared, blocks/SM"
+            )
+        table.add_column("case", no_wrap=True)
+        for kernel in kernels:
+            table.add_column(kernel, justify="right", no_wrap=True)
+        for case in rows:
+            cells = [_cell(measured.get((case.name, kernel))) for kernel in kernels]
+            table.add_row(case.name, *cells)
+        tables.append(table)
+    return tables
 
 
 def _cell(found: Measurement | None) -> str:
@@ -280,30 +233,16 @@ def markdown_text(reports: Mapping[str, Report], cases: Sequence[Case]) -> str:
     parts = [
         f"Made by `python scripts/compile_gate.py --markdown` with JAX {versions['jax']} and ptxas "
         f"{versions['ptxas']}. A case is query dtype / KV dtype / head width / query heads x KV "
-        "heads / block size. A cell is registers of a thread x threads of a block, shared memory "
-        "of a block in KiB, blocks that an SM holds at once."
+        "heads / block size, of the Triton backend or, where it says so, of Mosaic GPU. A cell is "
+        "registers of a thread x threads of a block, shared memory of a block in KiB, blocks that "
+        "an SM holds at once."
     ]
     for name, report in reports.items():
         target = gpu_targets.TARGETS[name]
-        console = Console(width=200, color_system=None)
-        with console.capture() as capture:
-            console.print(code_table(target, cases, report, markdown=True))
-        lines = [line.strip() for line in capture.get().splitlines() if line.strip()]
-        parts.append(f"### {target.device} ({target.arch})\n\n" + "\n".join(lines))
+        served = [case for case in cases if case.is_for(target)]
+        parts.append(f"### {target.device} ({target.arch})")
+        parts += map(table_text, code_tables(target, served, report, markdown=True))
     return "\n\n".join(parts)
-
-
-def replace_marked(page: str, text: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
-    """The page with the text between two markers, which stay.
-
-    Raises:
-        click.ClickException: The markers are not there, each once.
-    """
-    begin, end = markers
-    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-        raise click.ClickException(f"the page needs one {begin} and, behind it, one {end}")
-    before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 def self_test(target: Target) -> list[str]:
@@ -314,26 +253,25 @@ def self_test(target: Target) -> list[str]:
         "fault/width": "whose size is a power of 2",
         "fault/budget": "budget takes",
         "fault/missing": "another is missing",
-        "fault/abort": "the process ended with status",
+        **dict.fromkeys(DEADLY_FAULTS, "the process ended with status"),
     }
-    if expected.keys() != FAULTS.keys():
-        raise AssertionError(f"{expected.keys() ^ FAULTS.keys()} is tried or expected, not both")
+    faults = FAULTS | DEADLY_FAULTS
+    if expected.keys() != faults.keys():
+        raise AssertionError(f"{expected.keys() ^ faults.keys()} is tried or expected, not both")
     ample = Budget(registers=MOST_REGISTERS, shared_bytes=target.shared_block_bytes)
     budgets = {
         (kernel, case.kv_dtype, case.head_dim): ample
-        for case in FAULTS.values()
+        for case in faults.values()
         for kernel in case.kernels
     }
     tight = FAULTS["fault/budget"]
     budgets[tight.kernels[0], tight.kv_dtype, tight.head_dim] = Budget(registers=1, shared_bytes=0)
     # What ends the process takes other reports with it.
-    deadly = FAULTS["fault/abort"]
-    others = [case for case in FAULTS.values() if case is not deadly]
-    problems = [
-        problem
-        for cases in (others, [deadly])
-        for problem in find_problems(target, cases, compile_for(target, cases), budgets)
-    ]
+    problems = []
+    for cases in (list(FAULTS.values()), *([deadly] for deadly in DEADLY_FAULTS.values())):
+        names = [case.name for case in cases]
+        report = gate_child.run(CHILD, target.name, names, read=read_measurement)
+        problems += find_problems(target, cases, report, budgets)
     for problem in problems:
         print(f"seen: {problem}")
     return [
@@ -377,51 +315,51 @@ def main(
     console = Console(width=130, highlight=False)
     if tries_faults:
         fail_on(self_test(gpu_targets.L4), console)
-        console.print(f"all {len(FAULTS)} faults were seen")
+        console.print(f"all {len(FAULTS | DEADLY_FAULTS)} faults were seen")
         return
     cases = [case for case in CASES.values() if fnmatch.fnmatchcase(case.name, only)]
-    if not cases:
-        raise click.ClickException(f"no case is like {only}; there are {', '.join(CASES)}")
     if (write_budgets or markdown) and (names or len(cases) < len(CASES)):
         raise click.ClickException("what is written must be of all cards and cases")
-    targets = [gpu_targets.TARGETS[name] for name in names or gpu_targets.TARGETS]
+    wanted = {
+        target: served
+        for target in (gpu_targets.TARGETS[name] for name in names or gpu_targets.TARGETS)
+        if (served := [case for case in cases if case.is_for(target)])
+    }
+    if not wanted:
+        raise click.ClickException(
+            f"no such card has a case like {only}; cases: {', '.join(CASES)}"
+        )
     started = time.perf_counter()
-    # Each waits for its child; together they keep two cores busy.
-    with ThreadPoolExecutor(len(targets)) as executor:
-        found = executor.map(lambda target: compile_for(target, cases), targets)
-        reports = dict(zip((target.name for target in targets), found, strict=True))
-    for target in targets:
-        console.print(code_table(target, cases, reports[target.name]))
-    measurements = [found for report in reports.values() for found in report.measurements]
+    reports = gate_child.run_all(
+        CHILD,
+        {target.name: [case.name for case in served] for target, served in wanted.items()},
+        read=read_measurement,
+    )
+    for target, served in wanted.items():
+        console.print(*code_tables(target, served, reports[target.name]))
+    measurements = [found for report in reports.values() for found in report.found]
     if write_budgets:
-        wanted = new_budgets(cases, measurements)
+        new = new_budgets(cases, measurements)
         if write_budgets == "raised":
-            wanted = raised_budgets(read_budgets(BUDGETS.read_text()), wanted)
-        BUDGETS.write_text(format_budgets(wanted))
+            new = raised_budgets(read_budgets(BUDGETS.read_text()), new)
+        BUDGETS.write_text(format_budgets(new))
     budgets = read_budgets(BUDGETS.read_text())
     problems = [
         problem
-        for target in targets
-        for problem in find_problems(target, cases, reports[target.name], budgets)
+        for target, served in wanted.items()
+        for problem in find_problems(target, served, reports[target.name], budgets)
     ]
+    versions = next(iter(reports.values())).versions
     if markdown and all(report.versions for report in reports.values()):
         text = markdown_text(reports, cases)
-        markdown.write_text(replace_marked(markdown.read_text(), text))
+        markdown.write_text(replace_marked(markdown.read_text(), text, MARKERS))
+    if not HAS_MOSAIC:
+        console.print(f"JAX {jax.__version__} lacks Mosaic GPU: {len(MOSAIC_CASES)} cases left out")
     fail_on(problems, console)
-    versions = reports[targets[0].name].versions
     console.print(
-        f"{len(measurements)} kernels for {len(targets)} cards within their budgets; "
+        f"{len(measurements)} kernels for {len(wanted)} cards within their budgets; "
         f"JAX {versions['jax']}, ptxas {versions['ptxas']}, {time.perf_counter() - started:.0f} s"
     )
-
-
-def fail_on(problems: Sequence[str], console: Console) -> None:
-    """Ends the program, saying what is wrong, if anything is."""
-    if problems:
-        console.print(f"{len(problems)} problems:", style="bold red")
-        for problem in problems:
-            console.print(f"- {escape(problem)}", soft_wrap=True)
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -153,21 +153,15 @@ H100 = Target(
     memory_bytes=80 << 30,
 )
 
-RTX4090 = Target(
+# Of the same generation as the L4.
+RTX4090 = dataclasses.replace(
+    L4,
     name="rtx4090",
     device="NVIDIA GeForce RTX 4090",
-    capability=(8, 9),
-    arch="sm_89",
     cores=128,
-    shared_core_bytes=100 << 10,
-    shared_block_bytes=99 << 10,
-    threads=1536,
-    blocks=24,
-    float_units=128,
     bandwidth=1_008_000_000_000,
     l2_bytes=72 << 20,
     clock_ghz="2.52",
-    memory_bytes=24 << 30,
 )
 
 TARGETS = {target.name: target for target in (A100, L4, H100)}

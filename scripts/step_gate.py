@@ -9,7 +9,7 @@ own: with them JAX looks for a GPU wherever it is imported.
     python scripts/step_gate.py --self-test
 
 A step is the forward program of a model in bfloat16; the sampler, with the product with the head,
-is another one and not part of it. What is counted, and how, is at the top of `compile_step.py`.
+is another one and not part of it. What is counted, and how, is at the top of `hlo_traffic.py`.
 
 Wrong is what does not compile; a pool that is not updated in place; a copy or a slice as large as
 a layer's smallest matrix; and temporary memory, kernels, or bytes moved above `step_budgets.toml`.
@@ -19,27 +19,26 @@ compiler tries its ways of computing products and may choose others.
 
 import dataclasses
 import fnmatch
-import json
 import pathlib
-import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import click
+import gate_child
 import gpu_targets
-from compile_gate import CHILD_SECONDS, LOG_CHARACTERS, fail_on, replace_marked
-from compile_step import CASES, CONTEXT, FAULTS, LANES, MIXED_TOKENS, Case, Facts, Traffic
+from compile_step import Facts, Traffic
+from gate_output import fail_on, replace_marked, table_text
 from gpu_targets import Target
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from step_cases import CASES, CONTEXT, FAULTS, LANES, MIXED_TOKENS, Case
 
-SCRIPTS = pathlib.Path(__file__).resolve().parent
-BUDGETS = SCRIPTS / "step_budgets.toml"
-BEGIN, END = "<!-- step-gate: begin -->", "<!-- step-gate: end -->"
+CHILD = "compile_step.py"
+BUDGETS = pathlib.Path(__file__).resolve().parent / "step_budgets.toml"
+MARKERS = ("<!-- step-gate: begin -->", "<!-- step-gate: end -->")
 MIB = 1 << 20
 MB = 1_000_000
 
@@ -64,63 +63,16 @@ class Budget:
     unsplit_ratio: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a child had to say.
-
-    Attributes:
-        versions: Of JAX and ptxas; empty if it did not come that far.
-        facts: Of the steps that were compiled, by case.
-        errors: Why a case did not compile, by its name.
-        crash: How the process ended before it was done, and during which case.
-    """
-
-    versions: dict[str, str]
-    facts: dict[str, Facts]
-    errors: dict[str, str]
-    crash: str | None
+Report = gate_child.Report[Facts]
 
 
-def read_report(out: str, log: str, status: int) -> Report:
-    """The report of a child, from what it printed, its log and its exit status."""
-    versions: dict[str, str] = {}
-    facts: dict[str, Facts] = {}
-    errors: dict[str, str] = {}
-    latest = "the first case"
-    for line in out.splitlines():
-        match item := json.loads(line):
-            case {"starts": str(name)}:
-                latest = name
-            case {"error": str(text), "case": str(name)}:
-                errors[name] = text
-            case {"kernels": _, "case": str(name), "traffic": traffic}:
-                if traffic:
-                    largest = tuple((kind, size) for kind, size in traffic["largest"])
-                    item["traffic"] = Traffic(**traffic | {"largest": largest})
-                facts[name] = Facts(**item | {"large_moves": tuple(item["large_moves"])})
-            case {"jax": str(jax), "ptxas": str(ptxas)}:
-                versions = {"jax": jax, "ptxas": ptxas}
-    crash = None
-    if status:
-        tail = log.strip()[-LOG_CHARACTERS:] or "it left no message"
-        crash = f"the process ended with status {status}, latest at {latest}: {tail}"
-    return Report(versions=versions, facts=facts, errors=errors, crash=crash)
-
-
-def compile_for(target: Target, cases: Iterable[Case]) -> Report:
-    """Compiles the cases for a card, in a process of its own."""
-    command = [sys.executable, str(SCRIPTS / "compile_step.py"), target.name]
-    try:
-        child = subprocess.run(
-            [*command, *(case.name for case in cases)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=CHILD_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise click.ClickException(f"{target.name}: {error}") from error
-    return read_report(child.stdout, child.stderr, child.returncode)
+def read_facts(item: dict[str, Any]) -> Facts:
+    """What a child printed about a step."""
+    traffic = item["traffic"]
+    if traffic is not None:
+        largest = tuple((kind, size) for kind, size in traffic["largest"])
+        traffic = Traffic(**traffic | {"largest": largest})
+    return Facts(**item | {"traffic": traffic, "large_moves": tuple(item["large_moves"])})
 
 
 def read_budgets(text: str) -> dict[BudgetKey, Budget]:
@@ -141,14 +93,15 @@ def find_problems(
 ) -> list[str]:
     """What is wrong with the steps on a card, a line each."""
     problems = []
+    found = {facts.case: facts for facts in report.found}
     for case in cases:
         if case.name in report.errors:
             wrong = [f"does not compile: {report.errors[case.name]}"]
-        elif case.name not in report.facts:
+        elif case.name not in found:
             wrong = ["was not compiled"]
         else:
             budget = budgets.get((case.name, target.name))
-            wrong = _what_is_wrong(case, report.facts[case.name], budget)
+            wrong = _what_is_wrong(case, found[case.name], budget)
         problems.extend(f"{target.name} {case.name}: {what}" for what in wrong)
     if report.crash:
         problems.append(f"{target.name}: {report.crash}")
@@ -209,7 +162,7 @@ def step_table(reports: Mapping[str, Report], *, markdown: bool = False) -> Tabl
     for name in names if markdown else [*names, "compile s"]:
         table.add_column(name, justify="right", no_wrap=True)
     for card, report in reports.items():
-        for facts in report.facts.values():
+        for facts in report.found:
             cells = [
                 f"{facts.pool_bytes / MIB:.0f}",
                 "all" if facts.aliased_bytes >= facts.pool_bytes else "NOT ALL",
@@ -233,7 +186,7 @@ def details(reports: Mapping[str, Report]) -> list[str]:
     """Kinds of kernels of each step, and what a decode step moves beyond the floor."""
     lines = []
     for card, report in reports.items():
-        for facts in report.facts.values():
+        for facts in report.found:
             kernels = ", ".join(f"{kind} {count}" for kind, count in facts.kernels.items())
             lines.append(f"{card} {facts.case}, kernels: {kernels}")
             if facts.traffic:
@@ -245,10 +198,6 @@ def details(reports: Mapping[str, Report]) -> list[str]:
 def markdown_text(reports: Mapping[str, Report]) -> str:
     """The table as it stands in the documentation."""
     versions = next(iter(reports.values())).versions
-    console = Console(width=250, color_system=None)
-    with console.capture() as capture:
-        console.print(step_table(reports, markdown=True))
-    rows = [line.strip() for line in capture.get().splitlines() if line.strip()]
     head = (
         f"Made by `python scripts/step_gate.py --markdown` with JAX {versions['jax']}. A decode "
         f"step has {LANES} lanes, of {CONTEXT:,} tokens each or as many as the pool holds; a mixed "
@@ -258,7 +207,7 @@ def markdown_text(reports: Mapping[str, Report]) -> str:
         "products along the summed dimension."
     )
     lines = [f"- {line}" for line in details(reports)]
-    return "\n\n".join([head, "\n".join(rows), "\n".join(lines)])
+    return "\n\n".join([head, table_text(step_table(reports, markdown=True)), "\n".join(lines)])
 
 
 def self_test(target: Target) -> list[str]:
@@ -272,7 +221,8 @@ def self_test(target: Target) -> list[str]:
     # All that the gate must see without a budget is seen with an ample one.
     ample = Budget(temporary_mib=1e6, kernels_per_layer=1e6, bytes_ratio=1.5, unsplit_ratio=1.5)
     budgets = {(name, target.name): ample for name in FAULTS}
-    problems = find_problems(target, FAULTS.values(), compile_for(target, FAULTS.values()), budgets)
+    report = gate_child.run(CHILD, target.name, FAULTS, read=read_facts)
+    problems = find_problems(target, FAULTS.values(), report, budgets)
     for problem in problems:
         print(f"seen: {problem}")
     return [
@@ -317,10 +267,8 @@ def main(
         raise click.ClickException("what is written must be of all cards and cases")
     targets = [gpu_targets.STEP_TARGETS[name] for name in names or gpu_targets.STEP_TARGETS]
     started = time.perf_counter()
-    # Each waits for its child; together they keep two cores busy.
-    with ThreadPoolExecutor(len(targets)) as executor:
-        found = executor.map(lambda target: compile_for(target, cases), targets)
-        reports = dict(zip((target.name for target in targets), found, strict=True))
+    names_of = {target.name: [case.name for case in cases] for target in targets}
+    reports = gate_child.run_all(CHILD, names_of, read=read_facts)
     console.print(step_table(reports))
     for line in details(reports):
         console.print(line, soft_wrap=True, markup=False)
@@ -330,9 +278,9 @@ def main(
         for target in targets
         for problem in find_problems(target, cases, reports[target.name], budgets)
     ]
-    if markdown and all(len(report.facts) == len(cases) for report in reports.values()):
+    if markdown and all(len(report.found) == len(cases) for report in reports.values()):
         page = markdown.read_text()
-        markdown.write_text(replace_marked(page, markdown_text(reports), (BEGIN, END)))
+        markdown.write_text(replace_marked(page, markdown_text(reports), MARKERS))
     fail_on(problems, console)
     console.print(
         f"{len(cases)} steps for {len(targets)} cards within their budgets; "

@@ -1,5 +1,7 @@
 """What the settings come to for one model on one device: lengths, budget, formats, pool."""
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
@@ -11,6 +13,7 @@ from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
+from pallas_kernels import kv_format, triton
 from pallas_kernels.kv_format import NIBBLES
 
 DEFAULT_TOKEN_BUDGET = 512
@@ -122,9 +125,34 @@ def capacity(
             f"{memory.size(workspace)}, {memory.size(available)} are available beside the weights; "
             "lower engine.max_num_seqs or free memory"
         )
-    return memory.resolve_capacity(
+    resolved = memory.resolve_capacity(
         config,
         available=available - workspace,
         bytes_per_token=bytes_per_token,
         max_model_len=max_model_len,
     )
+    if model.attention == "xla":
+        return resolved
+    return _addressable(resolved, shape, kv_dtype, is_asked_for=config.num_blocks is not None)
+
+
+def _addressable(
+    capacity: PoolCapacity, model: ModelConfig, kv_dtype: KVDType, *, is_asked_for: bool
+) -> PoolCapacity:
+    """The pool, or a smaller one that the kernels can find every place of.
+
+    Raises:
+        CapacityError: The number of blocks was asked for.
+    """
+    stored, width, _ = kv_format.storage(kv_dtype, model.head_dim, as_bits=False)
+    of_block = model.num_layers * capacity.block_size * model.num_kv_heads * width
+    if triton.is_addressable(capacity.num_blocks * of_block, stored.itemsize):
+        return capacity
+    most = triton.MOST_NEAR_NUMBERS // of_block
+    if is_asked_for:
+        raise CapacityError(
+            f"engine.num_blocks is {capacity.num_blocks}: the kernels cannot address {kv_dtype} "
+            f"keys of {memory.size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
+            f"most {most} blocks, more than {2 * most}, or engine.attention: xla"
+        )
+    return dataclasses.replace(capacity, num_blocks=most)

@@ -20,7 +20,7 @@ from jaxpaged.cache import kv_pool
 from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.config import KVDType
 from jaxpaged.engine import batch as step_batch
-from jaxpaged.engine import lanes, sampling
+from jaxpaged.engine import device, lanes, sampling
 from jaxpaged.engine.batch import BatchShapes, Layout, SampleBatch, StepBatch
 from jaxpaged.engine.lanes import LaneState
 from jaxpaged.engine.sampling import LaneParams, Sampled
@@ -300,7 +300,8 @@ class ModelRunner:
         """The compiled program of a kind."""
         if key not in self._compiled:
             started = time.perf_counter()
-            self._compiled[key] = function.lower(*arguments).compile()
+            options = device.compiler_options()
+            self._compiled[key] = function.lower(*arguments).compile(compiler_options=options)
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[key]
 

@@ -2,6 +2,7 @@
 
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import EOS_ID, byte_id, write_scripted_llama, write_tiny_llama, write_weights
@@ -10,6 +11,8 @@ from jaxpaged import Engine, EngineConfig, Request, SamplingParams
 from jaxpaged.engine import limits, memory
 from jaxpaged.engine.memory import available_host_bytes, check_weights, resolve_capacity
 from jaxpaged.errors import CapacityError, ConfigError
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.llama import Llama
 
 A = byte_id(65)
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -290,3 +293,57 @@ def test_limits_of_version_1_containers_count(proc, tmp_path) -> None:
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     write_limit(tmp_path / "cgroup/memory/outer", "2000000", "500000", names)
     assert available_host_bytes(proc, tmp_path / "cgroup") == 1_500_000
+
+
+def tiny_model_by(attention):
+    """A model of one layer, whose keys take 128 bytes a token in int8."""
+    config = ModelConfig(
+        vocab_size=16,
+        hidden_size=64,
+        intermediate_size=64,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=64,
+        max_position_embeddings=64,
+        rope_theta=1e4,
+        rope_scaling=None,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+    return Llama(config, dtype=jnp.dtype(jnp.float32), layer_loop="unrolled", attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("attention", "kv_dtype", "gib", "shrinks"),
+    [
+        ("triton", "int8", 6, True),
+        ("triton", "fp8", 8, True),
+        ("triton", "int8", 3.9, False),
+        ("triton", "int8", 9, False),
+        ("triton", "bfloat16", 12, False),
+        ("xla", "int8", 6, False),
+    ],
+)
+def test_pools_that_the_kernels_cannot_address_become_smaller(
+    monkeypatch, attention, kv_dtype, gib: float, shrinks: bool
+) -> None:
+    monkeypatch.setattr(limits.memory, "available_bytes", lambda: int(gib * 2**30))
+    config = EngineConfig(memory_utilization=1.0, max_num_seqs=1, kv_dtype=kv_dtype)
+    model = tiny_model_by(attention)
+    found = limits.capacity(config, model, 2**28, kv_dtype=kv_dtype)
+    expected = 2**31 if shrinks else found.num_tokens * 128
+    assert found.num_tokens * 128 == expected
+    assert shrinks or found.num_bytes > 0.95 * gib * 2**30
+
+
+def test_blocks_asked_for_that_the_kernels_cannot_address_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(limits.memory, "available_bytes", lambda: 2**36)
+    config = EngineConfig(num_blocks=3 * 2**19, kv_dtype="int8")
+    message = (
+        r"num_blocks is 1572864: .* int8 keys of 3\.00 GiB, .* at most 1048576 blocks, more than"
+    )
+    with pytest.raises(CapacityError, match=message):
+        limits.capacity(config, tiny_model_by("triton"), 64, kv_dtype="int8")

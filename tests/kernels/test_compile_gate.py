@@ -11,6 +11,7 @@ import pathlib
 import types
 
 import click
+import jax
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -36,6 +37,21 @@ THUNKS = (
 )
 
 
+MOSAIC_PTXAS = PTXAS.replace("paged_prefill", "paged_decode_hopper_mosaic_gpu_kernel")
+MOSAIC_PROGRAM = """\
+module @paged_decode_hopper attributes {mosaic_gpu.dump_basename = "paged_decode_hopper_0"} {
+  func.func @paged_decode_hopper_mosaic_gpu(%arg0: !llvm.ptr, %arg1: !llvm.ptr) {
+    %c74792_i32 = arith.constant 74792 : i32
+    %c128 = arith.constant 128 : index
+    %c64 = arith.constant 64 : index
+    %c8 = arith.constant 8 : index
+    %c1 = arith.constant 1 : index
+    %113 = gpu.launch async [%3] blocks(%arg2, %arg3, %arg4) in (%arg8 = %c8, %arg9 = %c8, \
+%arg10 = %c64) threads(%arg5, %arg6, %arg7) in (%arg11 = %c128, %arg12 = %c1, %arg13 = %c1) \
+dynamic_shared_memory_size %c74792_i32 {
+"""
+
+
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -43,8 +59,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 @pytest.fixture
-def child(gate: types.ModuleType) -> types.ModuleType:
-    return importlib.import_module("compile_target")
+def cases(gate: types.ModuleType) -> types.ModuleType:
+    return importlib.import_module("kernel_cases")
+
+
+@pytest.fixture
+def code(gate: types.ModuleType) -> types.ModuleType:
+    return importlib.import_module("kernel_code")
 
 
 @pytest.fixture
@@ -55,10 +76,10 @@ def targets(gate: types.ModuleType) -> types.ModuleType:
 class Scene:
     """A case of one kernel on an H100, its budget, and what its child said; all is well."""
 
-    def __init__(self, gate: types.ModuleType, child: types.ModuleType) -> None:
+    def __init__(self, gate: types.ModuleType, cases: types.ModuleType) -> None:
         self._gate = gate
         self.cases = [
-            child.Case(
+            cases.Case(
                 name=name,
                 kv_dtype="int8",
                 head_dim=64,
@@ -92,7 +113,9 @@ class Scene:
 
     def report(self):
         out = "\n".join(json.dumps(line) for line in self.lines)
-        return self._gate.read_report(out, "a log\nwith the reason", self.status)
+        return self._gate.gate_child.read_report(
+            out, "a log\nwith the reason", self.status, self._gate.read_measurement
+        )
 
     def problems(self) -> list[str]:
         h100 = self._gate.gpu_targets.H100
@@ -100,12 +123,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(gate: types.ModuleType, child: types.ModuleType) -> Scene:
-    return Scene(gate, child)
+def scene(gate: types.ModuleType, cases: types.ModuleType) -> Scene:
+    return Scene(gate, cases)
 
 
-def test_registers_and_spills_are_read_from_what_ptxas_prints(child: types.ModuleType):
-    codes = child.read_ptxas(PTXAS)
+def test_registers_and_spills_are_read_from_what_ptxas_prints(code: types.ModuleType):
+    codes = code.read_ptxas(PTXAS)
     assert list(codes) == ["loop_broadcast_fusion", "paged_prefill"]
     assert dataclasses.asdict(codes["loop_broadcast_fusion"]) == {
         "registers": 8,
@@ -119,27 +142,28 @@ def test_registers_and_spills_are_read_from_what_ptxas_prints(child: types.Modul
     }
 
 
-def test_static_shared_memory_is_read(child: types.ModuleType):
+def test_static_shared_memory_is_read(code: types.ModuleType):
     line = "ptxas info    : Used 12 registers, used 1 barriers, 4224 bytes smem"
     text = PTXAS.replace("ptxas info    : Used 8 registers, used 0 barriers", line)
-    assert child.read_ptxas(text)["loop_broadcast_fusion"].shared_bytes == 4224
+    assert code.read_ptxas(text)["loop_broadcast_fusion"].shared_bytes == 4224
 
 
-def test_what_ptxas_leaves_out_is_an_error_not_a_zero(child: types.ModuleType):
+def test_what_ptxas_leaves_out_is_an_error_not_a_zero(code: types.ModuleType):
     for line in ("Used 255 registers", "836 bytes spill stores, 820 bytes spill loads"):
         with pytest.raises(ValueError, match="does not say what paged_prefill takes"):
-            child.read_ptxas(PTXAS.replace(line, "something else"))
+            code.read_ptxas(PTXAS.replace(line, "something else"))
 
 
-def test_launches_are_read_from_a_thunk_sequence(child: types.ModuleType):
-    assert child.read_launches(THUNKS) == {
+def test_launches_are_read_from_a_thunk_sequence(code: types.ModuleType):
+    assert code.read_launches(THUNKS) == {
         "loop_broadcast_fusion": (128, 0),
         "paged_prefill": (128, 58112),
     }
 
 
 def test_a_dump_is_measured_but_for_empty_files_and_xlas_own_kernels(
-    child: types.ModuleType,
+    cases: types.ModuleType,
+    code: types.ModuleType,
     targets: types.ModuleType,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,10 +176,10 @@ def test_a_dump_is_measured_but_for_empty_files_and_xlas_own_kernels(
         ".version 8.7\n.target sm_90a\n.address_size 64\n"
         ".visible .entry loop_broadcast_fusion(\n.visible .entry paged_prefill(\n"
     )
-    monkeypatch.setattr(child, "run_ptxas", lambda *arguments: PTXAS)
-    case = next(iter(child.CASES.values()))
-    (found,) = child.measure(case, dump, targets.H100)
-    assert found == child.Measurement(
+    monkeypatch.setattr(code.gpu_compiler, "run_ptxas", lambda *arguments: PTXAS)
+    case = next(iter(cases.CASES.values()))
+    (found,) = code.measure(case, dump, targets.H100)
+    assert found == code.Measurement(
         case=case.name,
         kernel="paged_prefill",
         arch="sm_90a",
@@ -166,6 +190,49 @@ def test_a_dump_is_measured_but_for_empty_files_and_xlas_own_kernels(
         blocks_per_core=2,
     )
     assert not dump.exists()
+
+
+def test_the_launch_of_a_mosaic_kernel_is_read_from_its_program(code: types.ModuleType):
+    assert code.read_mosaic_launch(MOSAIC_PROGRAM) == {"paged_decode_hopper": (128, 74792)}
+    with pytest.raises(ValueError, match="launches nothing"):
+        code.read_mosaic_launch(MOSAIC_PROGRAM.replace("gpu.launch", "gpu.return"))
+
+
+def test_a_mosaic_kernel_is_measured_under_its_own_name(
+    cases: types.ModuleType,
+    code: types.ModuleType,
+    targets: types.ModuleType,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    dump = tmp_path / "dump"
+    dump.mkdir()
+    (dump / "paged_decode_hopper_0.before_layout_inference.txt").write_text(MOSAIC_PROGRAM)
+    (dump / "paged_decode_hopper_0.ptx").write_text(
+        ".version 8.8\n.target sm_90a\n.visible .entry paged_decode_hopper_mosaic_gpu_kernel(\n"
+    )
+    monkeypatch.setattr(code.gpu_compiler, "run_ptxas", lambda *arguments: MOSAIC_PTXAS)
+    case = next(iter(cases.MOSAIC_CASES.values()))
+    (found,) = code.measure(case, dump, targets.H100)
+    assert (found.kernel, found.arch) == ("paged_decode_hopper", "sm_90a")
+    assert (found.threads, found.shared_bytes) == (128, 74792)
+
+
+def test_mosaic_kernels_are_for_hopper_and_only_where_jax_has_them(
+    cases: types.ModuleType, targets: types.ModuleType
+):
+    assert all(
+        [name for name, target in targets.TARGETS.items() if case.is_for(target)] == ["h100"]
+        for case in cases.MOSAIC_CASES.values()
+    )
+    assert all(
+        case.is_for(target)
+        for case in cases.TRITON_CASES.values()
+        for target in targets.TARGETS.values()
+    )
+    has_mosaic = jax.__version_info__ >= (0, 12)
+    assert ("mosaic/bfloat16/bfloat16/d128/h32x8/s16" in cases.CASES) == has_mosaic
+    assert ("fault/card" in cases.DEADLY_FAULTS) == has_mosaic
 
 
 @pytest.mark.parametrize(
@@ -262,11 +329,11 @@ def test_a_child_that_dies_is_reported_with_what_it_left_undone(scene: Scene):
 
 
 def test_every_kernel_has_a_budget_and_every_budget_a_kernel(
-    gate: types.ModuleType, child: types.ModuleType
+    gate: types.ModuleType, cases: types.ModuleType
 ):
     expected = {
         (kernel, case.kv_dtype, case.head_dim)
-        for case in child.CASES.values()
+        for case in (cases.TRITON_CASES | cases.MOSAIC_CASES).values()
         for kernel in case.kernels
     }
     assert set(gate.read_budgets(gate.BUDGETS.read_text())) == expected
@@ -276,7 +343,7 @@ def test_new_budgets_hold_what_was_measured_and_are_read_as_written(
     gate: types.ModuleType, scene: Scene
 ):
     scene.lines[4] = scene.measured("second", registers=100, shared_bytes=3)
-    budgets = gate.new_budgets(scene.cases, scene.report().measurements)
+    budgets = gate.new_budgets(scene.cases, scene.report().found)
     # 100 and a tenth of it, up to the next multiple of 8.
     assert budgets == {("paged_decode", "int8", 64): gate.Budget(registers=112, shared_bytes=20480)}
     assert gate.read_budgets(gate.format_budgets(budgets)) == budgets
@@ -298,16 +365,17 @@ def test_budgets_are_raised_to_what_either_version_needs(gate: types.ModuleType)
 
 def test_no_new_budget_allows_more_registers_than_there_are(gate: types.ModuleType, scene: Scene):
     scene.lines[4] = scene.measured("second", registers=250)
-    (budget,) = gate.new_budgets(scene.cases, scene.report().measurements).values()
+    (budget,) = gate.new_budgets(scene.cases, scene.report().found).values()
     assert budget.registers == 255
 
 
 def test_tables_stand_between_the_markers_of_a_page(gate: types.ModuleType, scene: Scene):
     scene.lines[4] = scene.measured("second", spill_bytes=8)
     text = gate.markdown_text({"h100": scene.report()}, scene.cases)
-    page = gate.replace_marked(f"before\n\n{gate.BEGIN}\nstale\n{gate.END}\nbehind\n", text)
-    assert page.startswith(f"before\n\n{gate.BEGIN}\n\n")
-    assert page.endswith(f"\n\n{gate.END}\nbehind\n")
+    begin, end = gate.MARKERS
+    page = gate.replace_marked(f"before\n\n{begin}\nstale\n{end}\nbehind\n", text, gate.MARKERS)
+    assert page.startswith(f"before\n\n{begin}\n\n")
+    assert page.endswith(f"\n\n{end}\nbehind\n")
     assert "stale" not in page
     assert "JAX 0.10.2 and ptxas 12.9.86" in page
     rows = [
@@ -320,11 +388,11 @@ def test_tables_stand_between_the_markers_of_a_page(gate: types.ModuleType, scen
         ["first", "96 x 128, 20.0, 5"],
         ["second", "96 x 128, 20.0, 5, SPILLS 8"],
     ]
-    assert gate.replace_marked(page, text) == page
+    assert gate.replace_marked(page, text, gate.MARKERS) == page
 
 
 @pytest.mark.parametrize("page", ["", "{begin}", "{end}{begin}", "{begin}{begin}{end}"])
 def test_a_page_without_its_markers_is_left_alone(gate: types.ModuleType, page: str):
-    page = page.format(begin=gate.BEGIN, end=gate.END)
+    begin, end = gate.MARKERS
     with pytest.raises(click.ClickException, match="the page needs one"):
-        gate.replace_marked(page, "text")
+        gate.replace_marked(page.format(begin=begin, end=end), "text", gate.MARKERS)

@@ -146,12 +146,22 @@ def child(gate: types.ModuleType) -> types.ModuleType:
     return importlib.import_module("compile_step")
 
 
+@pytest.fixture
+def cases(gate: types.ModuleType) -> types.ModuleType:
+    return importlib.import_module("step_cases")
+
+
+@pytest.fixture
+def traffic(gate: types.ModuleType) -> types.ModuleType:
+    return importlib.import_module("hlo_traffic")
+
+
 class Scene:
     """A decode step on an H100, its budget, and what its child said; all is well."""
 
     def __init__(self, gate: types.ModuleType, child: types.ModuleType) -> None:
         self._gate = gate
-        self.case = child.CASES["llama-1b/decode"]
+        self.case = gate.CASES["llama-1b/decode"]
         traffic = child.Traffic(
             context=1000,
             moved_bytes=1150,
@@ -182,9 +192,9 @@ class Scene:
 
     def problems(self, *, has_facts: bool = True, has_budget: bool = True) -> list[str]:
         """What the gate objects to."""
-        report = self._gate.Report(
+        report = self._gate.gate_child.Report(
             versions={"jax": "0.12.0.1", "ptxas": "12.9.86"},
-            facts={self.case.name: self.facts} if has_facts else {},
+            found=(self.facts,) if has_facts else (),
             errors=self.errors,
             crash=self.crash,
         )
@@ -198,10 +208,10 @@ def scene(gate: types.ModuleType, child: types.ModuleType) -> Scene:
 
 
 @pytest.fixture
-def sizes(child: types.ModuleType) -> object:
+def sizes(traffic: types.ModuleType) -> object:
     """One layer of a step of 64 lanes with 1,000 tokens each."""
     row = 8 * 64 * 2
-    return child.Sizes(
+    return traffic.Sizes(
         pool_bytes=16 * 8192 * 16 * row,
         new_bytes=64 * row,
         live_bytes=64 * 1000 * row,
@@ -209,8 +219,8 @@ def sizes(child: types.ModuleType) -> object:
     )
 
 
-def test_counts_bytes_of_every_instruction(child: types.ModuleType, sizes: object) -> None:
-    moved = child.count_bytes(child.Module.read(HLO), sizes)
+def test_counts_bytes_of_every_instruction(traffic: types.ModuleType, sizes: object) -> None:
+    moved = traffic.count_bytes(traffic.Module.read(HLO), sizes)
 
     stream, tokens, tables = 64 * 2048 * 2, 64 * 4, 64 * 256 * 4
     gather = stream + tokens + stream
@@ -224,8 +234,8 @@ def test_counts_bytes_of_every_instruction(child: types.ModuleType, sizes: objec
     assert moved.total == gather + product + scatter + decode + combine
 
 
-def test_products_that_are_not_split_move_less(child: types.ModuleType, sizes: object) -> None:
-    moved = child.count_bytes(child.Module.read(HLO), sizes)
+def test_products_that_are_not_split_move_less(traffic: types.ModuleType, sizes: object) -> None:
+    moved = traffic.count_bytes(traffic.Module.read(HLO), sizes)
 
     partial_sums = 8 * 64 * 2048 * 4
     one = 64 * 2048 * 2
@@ -234,8 +244,10 @@ def test_products_that_are_not_split_move_less(child: types.ModuleType, sizes: o
     assert moved.beyond["partial sums of products"] == saved
 
 
-def test_what_must_be_moved_is_not_beyond_the_floor(child: types.ModuleType, sizes: object) -> None:
-    moved = child.count_bytes(child.Module.read(HLO), sizes)
+def test_what_must_be_moved_is_not_beyond_the_floor(
+    traffic: types.ModuleType, sizes: object
+) -> None:
+    moved = traffic.count_bytes(traffic.Module.read(HLO), sizes)
 
     row = 8 * 64 * 2
     needed = 64 * 2048 * 2 + 2048 * 2048 * 2 + 64 * row + 64 * 1000 * row
@@ -243,26 +255,26 @@ def test_what_must_be_moved_is_not_beyond_the_floor(child: types.ModuleType, siz
     assert moved.beyond["gemm_fusion_dot"] == 2 * 64 * 2048 * 2
 
 
-def test_a_pool_that_is_copied_counts_in_full(child: types.ModuleType, sizes: object) -> None:
+def test_a_pool_that_is_copied_counts_in_full(traffic: types.ModuleType, sizes: object) -> None:
     before = "  %bitcast.7.0 ="
     copied = HLO.replace(before, f"  %copy.1 = {POOL} copy(%pool)\n{before}")
 
-    more = child.count_bytes(child.Module.read(copied), sizes)
-    less = child.count_bytes(child.Module.read(HLO), sizes)
+    more = traffic.count_bytes(traffic.Module.read(copied), sizes)
+    less = traffic.count_bytes(traffic.Module.read(HLO), sizes)
 
     assert more.total - less.total == 2 * 16 * 8192 * 16 * 8 * 64 * 2
     assert more.beyond["copy"] == more.total - less.total
 
 
-def test_good_program_has_no_large_moves(child: types.ModuleType) -> None:
+def test_good_program_has_no_large_moves(traffic: types.ModuleType) -> None:
     assert FLAT in HLO
-    assert child.find_large_moves(child.Module.read(HLO), 2048 * 512 * 2) == []
+    assert traffic.find_large_moves(traffic.Module.read(HLO), 2048 * 512 * 2) == []
 
 
-def test_large_moves_are_found_in_loops_too(child: types.ModuleType) -> None:
-    module = child.Module.read(COPIES)
+def test_large_moves_are_found_in_loops_too(traffic: types.ModuleType) -> None:
+    module = traffic.Module.read(COPIES)
 
-    found = child.find_large_moves(module, 2048 * 512 * 2)
+    found = traffic.find_large_moves(module, 2048 * 512 * 2)
 
     assert module.has_loop()
     assert sorted(found) == [
@@ -282,13 +294,13 @@ def test_large_moves_are_found_in_loops_too(child: types.ModuleType) -> None:
         ("s4[3]{0:E(4)}", 2),
     ],
 )
-def test_bytes_of_a_shape(child: types.ModuleType, shape: str, expected: int) -> None:
-    assert child.num_bytes(shape) == expected
+def test_bytes_of_a_shape(traffic: types.ModuleType, shape: str, expected: int) -> None:
+    assert traffic.hlo.num_bytes(shape) == expected
 
 
-def test_text_without_entry_is_an_error(child: types.ModuleType) -> None:
+def test_text_without_entry_is_an_error(traffic: types.ModuleType) -> None:
     with pytest.raises(ValueError, match="no entry"):
-        child.Module.read("HloModule jit_forward")
+        traffic.Module.read("HloModule jit_forward")
 
 
 def test_kernels_are_counted_by_kind(child: types.ModuleType) -> None:
@@ -301,10 +313,13 @@ def test_kernels_are_counted_by_kind(child: types.ModuleType) -> None:
     }
 
 
-def test_floor_leaves_out_what_the_forward_does_not_read(child: types.ModuleType) -> None:
+def test_floor_leaves_out_what_the_forward_does_not_read(
+    child: types.ModuleType, cases: types.ModuleType
+) -> None:
+    llama_shapes = importlib.import_module("llama_shapes")
     case = dataclasses.replace(
-        child.CASES["llama-1b/decode"],
-        config=child.llama(hidden=64, mlp=128, layers=2, head_dim=2, is_tied=False),
+        cases.CASES["llama-1b/decode"],
+        config=llama_shapes.llama(hidden=64, mlp=128, layers=2, head_dim=2, is_tied=False),
     )
     weights = child.abstract_weights(case)[1]
 
@@ -381,10 +396,12 @@ def test_report_gives_back_what_the_child_printed(gate: types.ModuleType, scene:
         {"starts": "llama-8b/decode"},
     ]
 
-    report = gate.read_report("\n".join(map(json.dumps, lines)), "Check failed", -6)
+    report = gate.gate_child.read_report(
+        "\n".join(map(json.dumps, lines)), "Check failed", -6, gate.read_facts
+    )
 
     assert report.versions == {"jax": "0.12.0.1", "ptxas": "12.9.86"}
-    assert report.facts == {"llama-1b/decode": scene.facts}
+    assert report.found == (scene.facts,)
     assert report.errors == {"llama-1b/mixed": "ValueError: no"}
     assert report.crash == (
         "the process ended with status -6, latest at llama-8b/decode: Check failed"
@@ -392,32 +409,33 @@ def test_report_gives_back_what_the_child_printed(gate: types.ModuleType, scene:
 
 
 def test_every_step_has_a_budget_for_every_card(
-    gate: types.ModuleType, child: types.ModuleType
+    gate: types.ModuleType, cases: types.ModuleType
 ) -> None:
     budgets = gate.read_budgets(gate.BUDGETS.read_text())
 
     assert budgets.keys() == {
-        (case, card) for case in child.CASES for card in gate.gpu_targets.STEP_TARGETS
+        (case, card) for case in cases.CASES for card in gate.gpu_targets.STEP_TARGETS
     }
     for (case, _), budget in budgets.items():
-        is_decode = child.CASES[case].kind == "decode"
+        is_decode = cases.CASES[case].kind == "decode"
         assert (budget.bytes_ratio is not None) == is_decode
         assert (budget.unsplit_ratio is not None) == is_decode
 
 
 def test_table_goes_between_its_markers(gate: types.ModuleType, scene: Scene) -> None:
-    report = gate.Report(
-        versions={"jax": "0.12.0.1"}, facts={"a": scene.facts}, errors={}, crash=None
+    report = gate.gate_child.Report(
+        versions={"jax": "0.12.0.1"}, found=(scene.facts,), errors={}, crash=None
     )
 
+    begin, end = gate.MARKERS
     page = gate.replace_marked(
-        f"before\n{gate.BEGIN} old {gate.END}\nafter",
+        f"before\n{begin} old {end}\nafter",
         gate.markdown_text({"h100": report}),
-        (gate.BEGIN, gate.END),
+        gate.MARKERS,
     )
 
-    assert page.startswith(f"before\n{gate.BEGIN}\n\nMade by")
-    assert page.endswith(f"\n\n{gate.END}\nafter")
+    assert page.startswith(f"before\n{begin}\n\nMade by")
+    assert page.endswith(f"\n\n{end}\nafter")
     assert " 1.150 |" in page
     assert " 1.050 |" in page
     assert "beyond the floor: paged_decode 0, fusion 0" in page
@@ -425,4 +443,4 @@ def test_table_goes_between_its_markers(gate: types.ModuleType, scene: Scene) ->
 
 def test_page_without_markers_is_an_error(gate: types.ModuleType) -> None:
     with pytest.raises(click.ClickException, match="needs one"):
-        gate.replace_marked("page", "text", (gate.BEGIN, gate.END))
+        gate.replace_marked("page", "text", gate.MARKERS)

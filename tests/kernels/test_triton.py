@@ -12,7 +12,7 @@ import pytest
 from attention_shapes import TOLERANCE, AttentionShape, pools, prefill_tiles, queries, stored
 
 import pallas_kernels
-from pallas_kernels import NO_WINDOW, paged_attention_ref, triton
+from pallas_kernels import NO_WINDOW, KVRows, paged_attention_ref, triton
 
 SHAPE = AttentionShape(
     num_heads=4, num_kv_heads=2, head_dim=16, block_size=16, context_lens=(1, 70, 300, 515)
@@ -165,6 +165,56 @@ def test_heads_wider_than_any_that_was_compiled_are_refused(attention: str) -> N
             scale=1.0,
             implementation="triton_interpreted",
             **own[attention],
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_numbers", "itemsize", "expected"),
+    [
+        (2**31, 1, True),
+        (2**31 + 1, 1, False),
+        (2**32, 1, False),
+        (2**32 + 1, 1, True),
+        (2**31, 2, True),
+        (2**31 + 1, 2, True),
+        (2**30 + 1, 4, True),
+    ],
+)
+def test_arrays_whose_places_do_not_fit_are_known(num_numbers, itemsize, expected) -> None:
+    """Code for the H100 sign-extends 32 bits for 3 GiB of bytes, and takes 64 for 6 GiB."""
+    assert triton.is_addressable(num_numbers, itemsize) == expected
+
+
+def test_a_pool_that_the_kernels_cannot_address_is_refused() -> None:
+    rows = KVRows(jax.ShapeDtypeStruct((3, 2**16, 64, 2, 128), jnp.int8), None)
+    assert rows.values.size == 3 * 2**30
+    scales = jax.ShapeDtypeStruct(rows.values.shape[:-1], jnp.float32)
+    pool = rows._replace(scales=scales)
+    lanes = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def decode(k, v, q, tables, lanes):
+        return pallas_kernels.decode_attention(
+            q,
+            k,
+            v,
+            layer=jnp.int32(0),
+            block_tables=tables,
+            token_lanes=lanes,
+            context_lens=lanes,
+            num_queries=jnp.int32(1),
+            window=jnp.int32(1),
+            scale=1.0,
+            implementation="triton",
+        )
+
+    with pytest.raises(ValueError, match="cannot find every place of 3221225472 numbers"):
+        jax.eval_shape(
+            decode,
+            pool,
+            pool,
+            jax.ShapeDtypeStruct((1, 2, 128), jnp.bfloat16),
+            jax.ShapeDtypeStruct((1, 4), jnp.int32),
+            lanes,
         )
 
 
