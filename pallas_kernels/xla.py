@@ -120,6 +120,7 @@ def prefill_attention(
 ) -> Float[Array, "T H D"]:
     """Prefill attention; see `pallas_kernels.api.prefill_attention`."""
     num_kv_heads, block_size = k.values.shape[3], k.values.shape[2]
+    num_heads, head_dim = q.shape[1:]
     queries = min(TILE_QUERIES, q.shape[0])
     tile = PREFILL_TILE_TOKENS
 
@@ -129,15 +130,20 @@ def prefill_attention(
         start, length, position = tiles.starts[index], tiles.lens[index], tiles.positions[index]
         first = jnp.minimum(start, q.shape[0] - queries)
         row = jnp.arange(queries) - (start - first)
-        positions = (position + row)[:, None]
         earliest, end = jnp.maximum(position - window + 1, 0), position + length
         q_tile = jax.lax.dynamic_slice_in_dim(q, first, queries).astype(jnp.float32)
-        q_tile = q_tile.reshape(queries, num_kv_heads, -1, q.shape[2]) * scale
+        q_tile = q_tile.reshape(queries, num_kv_heads, -1, head_dim) * scale
+        group = q_tile.shape[2]
+        # Keys stand before queries: so the maximum and the sum over keys go through whole vectors
+        # of queries, and both products read their arrays as they lie.
+        q_tile = q_tile.transpose(1, 3, 2, 0).reshape(num_kv_heads, head_dim, -1)
+        positions = jnp.tile(position + row, group)[None, None, :]
         lanes = tiles.lanes[index][None]
 
         def kv_tile(kv_index: Int[Array, ""], softmax: Softmax) -> Softmax:
             keys = kv_index * tile + jnp.arange(tile)
-            seen = (keys[None, :] <= positions) & (keys[None, :] > positions - window)
+            places = keys[None, :, None]
+            seen = (places <= positions) & (places > positions - window)
             where = _locate(block_tables, lanes, kv_index, tile=tile, block_size=block_size)
             k_tile = _gather(k, layer, where, tile=tile)[0]
             v_tile = _gather(v, layer, where, tile=tile)[0]
@@ -146,14 +152,18 @@ def prefill_attention(
             is_sound = jnp.isfinite(v_tile).all(axis=-1)
             is_live = (keys >= earliest) & (keys < end)
             v_tile = jnp.where((is_sound & is_live[:, None])[:, :, None], v_tile, 0)
-            scores = jnp.einsum("qkgd,ckd->kgqc", q_tile, k_tile, precision=EXACT)
+            scores = jnp.einsum("ckd,kdr->kcr", k_tile, q_tile, precision=EXACT)
             scores = _capped(scores, soft_cap)
-            scores = jnp.where(is_sound.T[:, None, None, :], scores, jnp.nan)
-            return _accumulate(softmax, scores, v_tile, seen, "kgqc,ckd->kgqd")
+            scores = jnp.where(is_sound.T[:, :, None], scores, jnp.nan)
+            return _accumulate_columns(softmax, scores, v_tile, seen)
 
         kv_tiles = (earliest // tile, (end + tile - 1) // tile)
-        softmax = jax.lax.fori_loop(*kv_tiles, kv_tile, _start(q_tile.transpose(1, 2, 0, 3)))
-        rows = _finish(softmax).transpose(2, 0, 1, 3).reshape(queries, *q.shape[1:])
+        peak = jnp.full((num_kv_heads, q_tile.shape[2]), MASKED, jnp.float32)
+        nothing = Softmax(peak, jnp.zeros_like(peak), jnp.zeros_like(q_tile))
+        softmax = jax.lax.fori_loop(*kv_tiles, kv_tile, nothing)
+        rows = softmax.weighted / jnp.where(softmax.total > 0, softmax.total, 1.0)[:, None, :]
+        rows = rows.reshape(num_kv_heads, head_dim, group, queries).transpose(3, 0, 2, 1)
+        rows = rows.reshape(queries, num_heads, head_dim)
         is_ours = ((row >= 0) & (row < length))[:, None, None]
         kept = jax.lax.dynamic_slice_in_dim(out, first, queries)
         rows = jnp.where(is_ours, rows.astype(q.dtype), kept)
@@ -252,6 +262,22 @@ def _accumulate(
     seen_now = jnp.einsum(product, weights, v, precision=EXACT)
     weighted = softmax.weighted * shrink[..., None] + seen_now
     return Softmax(peak, total, weighted)
+
+
+def _accumulate_columns(
+    softmax: Softmax,
+    scores: Float[Array, "K C R"],
+    v: Float[Array, "C K D"],
+    seen: Bool[Array, "1 C R"],
+) -> Softmax:
+    """The same for prefill, where queries are columns and sums are `[K, D, R]`."""
+    scores = jnp.where(seen, scores, MASKED)
+    peak = jnp.maximum(softmax.peak, scores.max(axis=1))
+    shrink = jnp.exp(softmax.peak - peak)
+    weights = jnp.where(seen, jnp.exp(scores - peak[:, None, :]), 0)
+    total = softmax.total * shrink + weights.sum(axis=1)
+    seen_now = jnp.einsum("ckd,kcr->kdr", v, weights, precision=EXACT)
+    return Softmax(peak, total, softmax.weighted * shrink[:, None, :] + seen_now)
 
 
 def _finish(softmax: Softmax) -> Float[Array, "*R D"]:

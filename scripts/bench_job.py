@@ -46,6 +46,7 @@ class Settings:
     max_num_batched_tokens: int
     block_size: int
     deterministic: bool
+    num_blocks: int | None = None
 
 
 def load_workload(path: pathlib.Path | None, limit: int | None, scratch: pathlib.Path) -> pa.Table:
@@ -71,7 +72,7 @@ def job_spec(folder: pathlib.Path, workload: pa.Table, settings: Settings) -> Jo
                 "prompt_ids_column": "prompt_ids",
                 "columns": ["id"],
             },
-            "output": {"path": "output"},
+            "output": {"path": "output", "token_ids": True},
             "sampling": {"ignore_eos": True, "columns": {"max_tokens": "max_tokens"}},
             "engine": {**engine, "max_model_len": pc.max(lengths).as_py()},
             "max_errors": 0,

@@ -78,6 +78,7 @@ class BatchShapes:
         table_width: Blocks of a padded block table.
         block_size: Tokens per block.
         num_slots: Slots of the pool; also the slot that padding is "written" to.
+        growth: Fitted token buckets are at most this factor apart, or one tile.
     """
 
     num_lanes: int
@@ -88,6 +89,7 @@ class BatchShapes:
     table_width: int
     block_size: int
     num_slots: int
+    growth: float
 
     @property
     def most_tokens(self) -> int:
@@ -123,10 +125,11 @@ def batch_shapes(
     max_model_len: int,
     capacity: PoolCapacity,
     is_deterministic: bool,
+    growth: float = 4.0,
 ) -> BatchShapes:
     """Few buckets, a factor of two to four apart, the largest ones the limits themselves.
 
-    A deterministic engine has none below `ROW_TILE` rows.
+    A deterministic engine has none below `ROW_TILE` rows. `growth` is for `fit`.
     """
     least = ROW_TILE if is_deterministic else DECODE_QUERIES
     most_lanes = _round_up(max_num_seqs, least)
@@ -141,6 +144,7 @@ def batch_shapes(
         table_width=blocks_for(max_model_len, capacity.block_size),
         block_size=capacity.block_size,
         num_slots=capacity.num_tokens,
+        growth=growth,
     )
 
 
@@ -149,7 +153,7 @@ def fit(shapes: BatchShapes, prompts: Sequence[tuple[int, ...]], *, is_shared: b
 
     A usual step of a busy engine takes in one prompt beside the lanes that decode: there is a
     bucket for a prompt of the middle length and one for a long one (the 9th decile), and between
-    them and the largest step others, so that neighbours are no more than a factor of four apart.
+    them and the largest step others, so that neighbours are not too far apart (`shapes.growth`).
 
     Args:
         shapes: Of the engine; the largest bucket stays.
@@ -164,7 +168,11 @@ def fit(shapes: BatchShapes, prompts: Sequence[tuple[int, ...]], *, is_shared: b
     fitted = {min(most, _round_up(lanes + length, TILE_QUERIES)) for length in typical}
     buckets = set(fitted)
     for size, larger in itertools.pairwise(sorted({*fitted, most})):
-        buckets.update(_ladder(size, larger, factor=4))
+        while size < larger:
+            buckets.add(size)
+            size = max(
+                size + TILE_QUERIES, int(size * shapes.growth) // TILE_QUERIES * TILE_QUERIES
+            )
     return dataclasses.replace(shapes, token_buckets=tuple(sorted({*buckets, most})))
 
 

@@ -89,6 +89,7 @@ class Engine:
             max_model_len=self.max_model_len,
             capacity=self.capacity,
             is_deterministic=is_deterministic,
+            growth=limits.bucket_growth(),
         )
         state = lanes.allocate(
             shapes.num_lanes,

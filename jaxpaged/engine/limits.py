@@ -66,6 +66,15 @@ def is_deterministic(config: EngineConfig) -> bool:
     return config.deterministic
 
 
+def bucket_growth() -> float:
+    """How far apart the token buckets of steps are.
+
+    On the CPU a step takes as long as it has tokens, padding included, and a program is compiled in
+    a second. A GPU reads the same weights for few tokens as for many, and compiles for long.
+    """
+    return 1.25 if backend() == "cpu" else 4.0
+
+
 def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
     """How keys and values are stored: as asked for, or as the weights are.
 
