@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxpaged.config import EngineConfig
+from jaxpaged.config import Attention, EngineConfig
 from jaxpaged.engine import attention, compile_cache, limits, memory
 from jaxpaged.engine.device import backend
+from jaxpaged.errors import ConfigError
 from jaxpaged.job import versions
 
 _NVIDIA = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -40,11 +41,23 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
     config = EngineConfig()
     implementation, reason = attention.choose(config)
     yield "attention", f"{implementation} ({reason})"
-    yield "weights and KV cache", "float32" if platform == "cpu" else "bfloat16"
-    yield "deterministic", "yes" if limits.is_deterministic(config) else "no"
+    for asked in ("triton", "mosaic"):
+        yield f"attention if {asked} is asked for", _if_asked_for(asked)
+    dtype = "float32" if platform == "cpu" else "bfloat16"
+    yield "weights and KV cache", f"{dtype} (the default on a {platform})"
+    is_deterministic = "yes" if limits.is_deterministic(config) else "no"
+    yield "deterministic", f"{is_deterministic} (the default on a {platform})"
     yield "compiled programs", str(compile_cache.folder())
     if platform == "cpu":
         yield from _advice(root, has_plugin=bool(known))
+
+
+def _if_asked_for(asked: Attention) -> str:
+    """What a job that asks for these kernels would get."""
+    try:
+        return str(attention.choose(EngineConfig(attention=asked)).implementation)
+    except ConfigError as error:
+        return f"refused ({error})"
 
 
 def _advice(root: pathlib.Path, *, has_plugin: bool) -> Iterator[tuple[str, str]]:

@@ -1,17 +1,17 @@
 """The public functions: check the arguments, then call the backend that was asked for.
 
 Never another one than that: what a backend cannot do, it refuses. With JAX's own checks on
-(`JAX_ENABLE_CHECKS=1`) block ids are looked at before they are used.
+(`JAX_ENABLE_CHECKS=1`) block ids are looked at, too.
 """
 
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import triton, xla
+from pallas_kernels import kv_format, triton, xla
 from pallas_kernels.debug import check_block_ids
 from pallas_kernels.kv_format import KVRows
 from pallas_kernels.partials import Partials
@@ -84,9 +84,10 @@ def decode_attention(
         implementation: Who computes it.
 
     Raises:
-        ValueError: The query heads are no multiple of the key/value heads.
+        ValueError: No such implementation; query heads that are no multiple of the key/value heads;
+            queries, keys and values that do not go together; what the backend does not serve.
     """
-    _check_heads(q.shape[1], k.values.shape[3])
+    _check(implementation, q, k, v)
     ends = jnp.where(jnp.arange(q.shape[0]) < num_queries, context_lens, 0)
     starts = jnp.maximum(ends - window, 0)
     check_block_ids(block_tables, token_lanes, starts, ends, pool=k)
@@ -140,7 +141,7 @@ def prefill_attention(
     Raises:
         ValueError: As in `decode_attention`.
     """
-    _check_heads(q.shape[1], k.values.shape[3])
+    _check(implementation, q, k, v)
     if implementation.startswith("mosaic"):
         raise ValueError("there is no prefill attention by Mosaic GPU; use triton or xla")
     lens = jnp.where(jnp.arange(tiles.lens.shape[0]) < tiles.used, tiles.lens, 0)
@@ -176,10 +177,11 @@ def combine(
     Args:
         partials: Of each partition; those that do not hold a key of the query are not read.
         starts: The first key of each query.
-        ends: The key behind its last one; 0 for a query that gets zeros.
+        ends: The key behind its last one; a query whose end is not above its start gets zeros.
         dtype: Of the result; sums are in float32.
         implementation: Who computes it. Mosaic GPU leaves it to Triton, as its decode does.
     """
+    _check_name(implementation)
     if implementation == "xla":
         return xla.combine(partials, starts, ends, dtype)
     return triton.combine(partials, starts, ends, dtype, **_options(implementation))
@@ -200,8 +202,24 @@ def _options(implementation: Implementation) -> dict[str, bool]:
     return {"interpret": implementation.endswith("_interpreted")}
 
 
-def _check_heads(num_heads: int, num_kv_heads: int) -> None:
+def _check(implementation: Implementation, q: Array, k: KVRows, v: KVRows) -> None:
+    _check_name(implementation)
+    num_heads, head_dim = q.shape[1:]
+    num_kv_heads = k.values.shape[3]
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{num_heads} query heads are no multiple of {num_kv_heads} key/value heads"
         )
+    keys, values = (
+        (rows.values.shape, rows.values.dtype.name, rows.scales is not None) for rows in (k, v)
+    )
+    if keys != values:
+        raise ValueError(f"keys are {keys} and values {values}; expected one shape and format")
+    if kv_format.width(k) != head_dim:
+        raise ValueError(f"queries are {head_dim} wide and keys {kv_format.width(k)}")
+
+
+def _check_name(implementation: Implementation) -> None:
+    known = get_args(Implementation)
+    if implementation not in known:
+        raise ValueError(f"there is no implementation {implementation!r}; expected one of {known}")

@@ -1,7 +1,9 @@
 """Whether block tables lead into the pool, looked at while a program runs.
 
 No kernel and no interpreter says so: an id out of range reads another block, or ends in an illegal
-access. With JAX's own checks on (`JAX_ENABLE_CHECKS=1`) the public functions look first.
+access. With JAX's own checks on (`JAX_ENABLE_CHECKS=1`) the public functions look, too. A GPU does
+not wait for that, and may end the program by itself first: then run the same on a CPU. On a GPU the
+look needs the CPU beside it (`JAX_PLATFORMS=cuda,cpu`).
 """
 
 import functools
@@ -57,6 +59,13 @@ def _look(
     first = np.arange(tables.shape[1]) * block_size
     is_read = (first < ends[:, None]) & (first + block_size > starts[:, None])
     is_read &= (starts < ends)[:, None]
+    reach = tables.shape[1] * block_size
+    if ends.max(initial=0) > reach:
+        reader = ends.argmax()
+        raise ValueError(
+            f"keys of lane {lanes[reader]} up to position {ends[reader]} are read, and its block "
+            f"table ends at {reach}"
+        )
     ids = tables[lanes]
     wrong = np.argwhere(is_read & ((ids < 0) | (ids >= num_blocks)))
     if len(wrong):

@@ -74,6 +74,12 @@ def storage(kv_dtype: KVDType, head_dim: int, *, as_bits: bool) -> tuple[jnp.dty
             return jnp.dtype(jnp.uint32), head_dim // NIBBLES, True
 
 
+def width(rows: KVRows) -> int:
+    """Numbers of a head, of stored rows."""
+    stored = rows.values.shape[-1]
+    return stored * NIBBLES if rows.values.dtype == jnp.uint32 else stored
+
+
 def encode(
     x: Float[Array, "T K D"], like: KVRows
 ) -> tuple[Shaped[Array, "T K X"], Float[Array, "T K"] | None]:

@@ -59,6 +59,7 @@ def combine_ref(
     partials: Partials,
     starts: Int[Array | np.ndarray, " T"],
     ends: Int[Array | np.ndarray, " T"],
+    *,
     dtype: jnp.dtype,
 ) -> Float[Array, "T K G D"]:
     """The attention to all keys, from that to each partition alone and its log-sum-exp.
@@ -71,11 +72,13 @@ def combine_ref(
     """
     first = jnp.arange(partials.peak.shape[2])[None, :] * PARTITION_TOKENS
     starts, ends = (jnp.asarray(edge)[:, None] for edge in (starts, ends))
-    is_live = ((first < ends) & (first + PARTITION_TOKENS > starts))[:, None, :, None]
-    log_sums = jnp.where(is_live, partials.peak + jnp.log(partials.total), -jnp.inf)
-    shares = jnp.where(is_live, jax.nn.softmax(log_sums, axis=2), 0)
+    is_live = (first < ends) & (first + PARTITION_TOKENS > starts) & (starts < ends)
+    # A partition whose weights are all zero has no attention of its own, and no share.
+    counts = is_live[:, None, :, None] & (partials.total > 0)
+    log_sums = jnp.where(counts, partials.peak + jnp.log(partials.total), -jnp.inf)
+    shares = jnp.where(counts, jax.nn.softmax(log_sums, axis=2), 0)
     alone = partials.weighted / partials.total[..., None]
-    merged = jnp.sum(jnp.where(is_live[..., None], shares[..., None] * alone, 0), axis=2)
+    merged = jnp.sum(jnp.where(counts[..., None], shares[..., None] * alone, 0), axis=2)
     return merged.astype(dtype)
 
 

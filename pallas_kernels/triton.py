@@ -50,8 +50,20 @@ _FLOAT_BITS = {"uint16": jnp.bfloat16.dtype, "int16": jnp.float16.dtype}
 
 MOST_NEAR_NUMBERS = 2**31
 """Numbers of the largest array whose places all fit into 32 bits with a sign."""
-_LEAST_FAR_BYTES = 2**32
+LEAST_FAR_BYTES = 2**32
 """Pallas counts places in 64 bits in arrays larger than this."""
+
+
+def is_compiled(query_dtype: str, kv_dtype: str) -> bool:
+    """Whether the kernels were compiled without a spilled register for these formats.
+
+    Others are computed right, and slowly.
+
+    Args:
+        query_dtype: Of queries.
+        kv_dtype: How keys and values are stored.
+    """
+    return (query_dtype == "float32") == (kv_dtype == "float32")
 
 
 def is_addressable(num_numbers: int, itemsize: int) -> bool:
@@ -60,7 +72,7 @@ def is_addressable(num_numbers: int, itemsize: int) -> bool:
     Pallas counts places of arrays of up to 4 GiB in 32 bits, and the code made of it takes them
     for signed: numbers of a byte each, 2 to 4 GiB of them, are beyond it.
     """
-    return num_numbers <= MOST_NEAR_NUMBERS or num_numbers * itemsize > _LEAST_FAR_BYTES
+    return num_numbers <= MOST_NEAR_NUMBERS or num_numbers * itemsize > LEAST_FAR_BYTES
 
 
 class Tiling(NamedTuple):
@@ -169,7 +181,10 @@ def combine(
     interpret: bool = False,
 ) -> Float[Array, "T K G D"]:
     """The merge of partial results; see `pallas_kernels.api.combine`."""
-    num_tokens, num_kv_heads, _, group, head_dim = partials.weighted.shape
+    num_tokens, num_kv_heads, num_partitions, group, head_dim = partials.weighted.shape
+    # Nothing outside the arrays is read, and nothing for a query that sees nothing.
+    ends = jnp.where(starts < ends, jnp.minimum(ends, num_partitions * PARTITION_TOKENS), 0)
+    starts = jnp.minimum(starts, ends)
     return _call(
         _combine_kernel,
         grid=(num_tokens, num_kv_heads),
@@ -505,7 +520,7 @@ def _arrays(k: KVRows, v: KVRows) -> list[Array]:
     if not is_addressable(k.values.size, k.values.dtype.itemsize):
         raise ValueError(
             f"the kernels cannot find every place of {k.values.size} numbers of a byte each; "
-            f"take at most {MOST_NEAR_NUMBERS} or more than {_LEAST_FAR_BYTES}"
+            f"take at most {MOST_NEAR_NUMBERS} or more than {LEAST_FAR_BYTES}"
         )
     scales = [] if k.scales is None or v.scales is None else [k.scales, v.scales]
     return [k.values, v.values, *scales]

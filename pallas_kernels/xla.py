@@ -125,8 +125,8 @@ def prefill_attention(
     tile = PREFILL_TILE_TOKENS
 
     def query_tile(index: Int[Array, ""], out: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
-        # A slice cannot start so late that it would reach past the end: `skip` leads to the
-        # tile's first query, and rows of neighbouring tiles are left as they are.
+        # A slice cannot start so late that it would reach past the end: it starts earlier then,
+        # and rows of neighbouring tiles are left as they are.
         start, length, position = tiles.starts[index], tiles.lens[index], tiles.positions[index]
         first = jnp.minimum(start, q.shape[0] - queries)
         row = jnp.arange(queries) - (start - first)

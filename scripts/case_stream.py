@@ -1,6 +1,7 @@
 """Runs the cases of a check one after another, in a process that may die, and tells of each.
 
-What is told goes to standard output, a JSON object a line:
+What is told goes to standard output, a JSON object a line, and nothing else does once `take_stdout`
+was called:
 
     {"device": ...}                              what the cases run on
     {"cases": {NAME: is it ours}}                all of them, in order
@@ -17,11 +18,13 @@ idle machine. Knows nothing of what the cases do.
 import dataclasses
 import itertools
 import json
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 MOST_ERROR_CHARACTERS = 1500
 
@@ -62,9 +65,24 @@ class Deadline:
         return self._at - time.monotonic()
 
 
+_taken: list[TextIO] = []
+"""Where standard output led before it was taken."""
+
+
+def take_stdout() -> None:
+    """Keeps standard output for `tell`; what libraries print goes to standard error from here on.
+
+    By file descriptors, as compilers and drivers print past Python. Processes that are started do
+    not inherit the private one, so it ends with this process.
+    """
+    sys.stdout.flush()
+    _taken.append(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+
+
 def tell(event: Mapping[str, object]) -> None:
     """Print at once: the next case may end the process."""
-    print(json.dumps(event), flush=True)
+    print(json.dumps(event), file=_taken[-1] if _taken else sys.stdout, flush=True)
 
 
 def run_cases(

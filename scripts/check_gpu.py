@@ -14,10 +14,11 @@ Sections, in order of importance:
 
 Prints a table for each section and writes a JSON file, anew after each case. What there was no time
 for is in both, as are the packages that a stand-in was used for (see `stand_ins.py`). The exit
-status is 1 if a result was wrong or anything of this project failed; 2 if there is no GPU.
+status is 1 if a result was wrong or anything of this project failed or hung; 2 if there is no GPU,
+or the arguments are wrong; 3 if nothing failed because nothing was checked.
 
-Cases run in a process of their own, which is replaced when it dies or loses the device. Knows
-nothing of what they do: only what `case_stream.py` tells.
+Cases run in a process of their own, which is replaced when it dies, hangs or loses the device.
+Knows nothing of what they do: only what `case_stream.py` tells.
 """
 
 import argparse
@@ -29,24 +30,29 @@ import importlib.metadata
 import json
 import pathlib
 import platform
+import queue
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECTIONS = {"kernels": 4, "bandwidth": 3, "engine": 5}
 """And shares of the time; what one leaves, those behind it have."""
 SECONDS = 330.0
 GRACE_SECONDS = 10.0
-"""That a process has beyond its time, before it is ended."""
+"""That a process has beyond its time, or to leave when it has told all, before it is ended."""
+CASE_SECONDS = 60.0
+"""Without a word from a process, compiling included: it hangs. A whole engine tells more often."""
 MOST_THREADS = 8
 NO_GPU = 2
+NOTHING_CHECKED = 3
+MOST_STRAYS = 20
+STRAY_CHARACTERS = 200
 TAIL_CHARACTERS = 2000
 
 Event = dict[str, Any]
@@ -60,12 +66,14 @@ class Section:
         cases: What came out, failed or was left out, by case.
         names: All cases, and whether a failure is this project's.
         phases: Of cases that tell how far they are.
+        strays: Lines among what was told that tell nothing, or are cut off.
         seconds: That it took.
     """
 
     cases: dict[str, Event] = dataclasses.field(default_factory=dict)
     names: dict[str, bool] = dataclasses.field(default_factory=dict)
     phases: dict[str, list[Event]] = dataclasses.field(default_factory=dict)
+    strays: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
 
     def failed(self) -> list[str]:
@@ -117,6 +125,7 @@ class Report:
                     "seconds": round(section.seconds, 1),
                     "cases": section.cases,
                     "phases": section.phases,
+                    "strays": section.strays,
                 }
                 for name, section in self.sections.items()
             },
@@ -133,6 +142,14 @@ class Report:
             for case in section.failed()
         ]
 
+    def has_checked(self) -> bool:
+        """Whether any case of this project was run to an end, good or bad."""
+        return any(
+            section.names.get(name, True) and ("passed" in found or "error" in found)
+            for section in self.sections.values()
+            for name, found in section.cases.items()
+        )
+
 
 class NoGpu(Exception):
     """The device is not one that is checked."""
@@ -146,37 +163,72 @@ class Run:
         lines: What it tells, as it does.
         status: Its exit status, when it has ended.
         errors: The end of its standard error, when it has ended.
+        is_stopped: It did not end by itself: it was silent for too long, or its time was over.
     """
 
     lines: Iterable[str]
     status: int | None = None
     errors: str = ""
+    is_stopped: bool = False
 
 
 @contextlib.contextmanager
-def child(job: Event, seconds: float) -> Iterator[Run]:
-    """A process that does the job, ended when its time is over."""
-    command = [sys.executable, __file__, "--child", json.dumps(job)]
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        assert process.stdout is not None, "it is a pipe"
-        timer = threading.Timer(max(0.0, seconds), process.kill)
-        timer.start()
-        run = Run(lines=process.stdout)
+def child(job: Event, seconds: float, silence: float) -> Iterator[Run]:
+    """A process that does the job, ended when its time is over or it tells nothing for long."""
+    ends = time.monotonic() + seconds
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            command_of(job), stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
+        )
+        told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        # A pipe cannot be waited on for some time only, a queue can.
+        reader = threading.Thread(target=_read, args=(process.stdout, told), daemon=True)
+        reader.start()
+        run = Run(lines=())
+        run.lines = _lines(told, run, ends, silence)
         try:
             yield run
         finally:
-            # One that told everything ends by itself, or is ended by the timer.
-            if sys.exc_info()[0] is not None:
+            if run.is_stopped or sys.exc_info()[0] is not None:
                 process.kill()
-            run.status = process.wait()
-            timer.cancel()
-            process.stdout.close()
+            try:
+                run.status = process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                run.status = process.wait()
+            reader.join(GRACE_SECONDS)
             errors.seek(0)
             run.errors = " ".join(errors.read()[-TAIL_CHARACTERS:].split())
 
 
-Start = Callable[[Event, float], contextlib.AbstractContextManager[Run]]
+def command_of(job: Event) -> list[str]:
+    """This script, as the process that does the job."""
+    return [sys.executable, __file__, "--child", json.dumps(job)]
+
+
+def _read(stdout: TextIO, told: queue.SimpleQueue[str | None]) -> None:
+    with stdout:
+        for line in stdout:
+            told.put(line)
+    told.put(None)
+
+
+def _lines(
+    told: queue.SimpleQueue[str | None], run: Run, ends: float, silence: float
+) -> Iterator[str]:
+    """What is told, until the end or until it takes too long."""
+    while True:
+        try:
+            line = told.get(timeout=max(0.0, min(silence, ends - time.monotonic())))
+        except queue.Empty:
+            run.is_stopped = True
+            return
+        if line is None:
+            return
+        yield line
+
+
+Start = Callable[[Event, float, float], contextlib.AbstractContextManager[Run]]
 
 
 def run_section(
@@ -189,14 +241,17 @@ def run_section(
         report: Takes it, and is written after each case.
         is_tiny: Take small shapes.
         ends: When to stop, in seconds of `time.monotonic`.
-        start: Makes a process.
+        start: Makes a process, which has so many seconds, and so many without a word.
 
     Raises:
         NoGpu: There is none, and the cases are not the small ones.
     """
     section = report.sections[name] = Section()
     num_together, started = MOST_THREADS, time.monotonic()
-    is_over = False
+    suspects: list[str] = []
+    what = ""
+    cut_off: dict[str, Event] = {}
+    rest, is_over = "no time left", False
     while not is_over and (seconds := ends - time.monotonic()) > 0:
         job: Event = {
             "section": name,
@@ -206,38 +261,73 @@ def run_section(
             "num_together": num_together,
         }
         blamed: list[str] = []
-        ending = None
-        with start(job, seconds + GRACE_SECONDS) as run:
+        ending, heard = None, time.monotonic()
+        with start(job, seconds + GRACE_SECONDS, CASE_SECONDS) as run:
             for line in run.lines:
-                event = json.loads(line)
+                event = _event(line, section)
                 blamed = event.get("starts", blamed)
-                ending = event.get("ended", ending)
                 _take(event, section, report, blamed)
                 section.seconds = time.monotonic() - started
                 report.write("running")
+                heard = time.monotonic()
+                ending = event.get("ended")
+                if ending is not None:
+                    break
+            silent = time.monotonic() - heard
+        if ending is not None:
+            is_over = ending in ("done", "no time")
+            continue
         blamed = [case for case in blamed if case not in section.cases]
-        is_late = time.monotonic() > ends
-        is_over = ending in ("done", "no time") or is_late
-        if ending is None and not (is_late and run.status == -signal.SIGKILL):
-            if len(blamed) > 1 and not is_late:
-                # One of those that were being compiled is to blame: one at a time from here on.
-                num_together = 1
-                continue
-            died = f"the process ended with status {run.status}: {run.errors}"
-            section.cases[blamed[0] if len(blamed) == 1 else "process"] = {"error": died}
-            # With nothing to blame it would end the same way again.
-            is_over = is_late or not blamed
-        elif ending is None and len(blamed) == 1:
-            # It was ended by the clock: slow, or stuck.
-            told = [phase["phase"] for phase in section.phases.get(blamed[0], [])]
-            behind = f" behind {', '.join(told)}" if told else ""
-            reason = f"no time left, it was ended{behind}"
-            section.cases[blamed[0]] = {"left_out": reason}
+        told = [phase["phase"] for case in blamed for phase in section.phases.get(case, [])]
+        behind = f" behind {', '.join(told)}" if told else ""
+        if run.is_stopped and silent < CASE_SECONDS:
+            # The section's clock ended it; slow or stuck, it had less than a case may take.
+            is_over = True
+            if len(blamed) == 1:
+                cut_off = {blamed[0]: {"left_out": f"no time left, it was ended{behind}"}}
+            continue
+        died = (
+            f"it hung for {silent:.0f} s{behind}"
+            if run.is_stopped
+            else f"the process ended with status {run.status}: {run.errors}"
+        )
+        if len(blamed) == 1:
+            section.cases[blamed[0]] = {"error": died}
+        elif blamed:
+            # One of those that were being compiled is to blame: one at a time from here on.
+            num_together, suspects, what = 1, blamed, died
+        elif len(section.cases) > len(job["done"]):
+            # Between two cases. Another process goes on, and there is an end to that: it did some.
+            section.cases[f"process behind {list(section.cases)[-1]}"] = {"error": died}
+        else:
+            # It would end the same way again.
+            section.cases["process"] = {"error": died}
+            rest, is_over = died, True
+    unknown = [
+        case for case in suspects if case not in section.cases and section.names.get(case, True)
+    ]
+    if unknown and not any(case in section.errors() for case in suspects):
+        # Time was over before it was clear which.
+        section.cases["process"] = {"error": f"one of {'; '.join(suspects)}: {what}"}
+    section.cases.update(cut_off)
     for case in section.names or ([] if section.cases else ["all cases"]):
-        section.cases.setdefault(case, {"left_out": "no time left"})
+        section.cases.setdefault(case, {"left_out": rest})
     section.seconds = time.monotonic() - started
     report.write("running")
     return section
+
+
+def _event(line: str, section: Section) -> Event:
+    """What a line tells; of one that is not an event, nothing."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if isinstance(event, dict):
+        return event
+    if len(section.strays) < MOST_STRAYS:
+        section.strays.append(line.strip()[:STRAY_CHARACTERS])
+    return {}
 
 
 def _take(event: Event, section: Section, report: Report, blamed: list[str]) -> None:
@@ -282,7 +372,9 @@ def print_section(name: str, section: Section) -> None:
         reasons[reason].append(case)
     for reason, cases in reasons.items():
         shown = "; ".join(cases[:6]) + (f"; and {len(cases) - 6} more" if len(cases) > 6 else "")
-        print(f"  left out, {reason}: {shown}")
+        print(f"  left out, {reason[:300]}: {shown}")
+    for line in section.strays:
+        print(f"  not understood: {line}")
 
 
 def _is_short(value: object) -> bool:
@@ -366,6 +458,11 @@ def main() -> int:
     if options.child is not None:
         run_child(options.child)
         return 0
+    folder = options.json.absolute().parent
+    if not folder.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {folder}")
+    if options.json.is_dir():
+        parser.error(f"--json {options.json}: it is a folder, not a file")
     started = time.monotonic()
     report = Report(
         path=options.json,
@@ -394,13 +491,15 @@ def main() -> int:
         print_section(name, section)
     failed = report.failed()
     report.head["seconds"] = round(time.monotonic() - started, 1)
-    report.write("done")
+    verdict, status = "nothing failed", 0
+    if failed:
+        verdict, status = f"FAILED: {'; '.join(failed)}", 1
+    elif not report.has_checked():
+        verdict, status = "nothing was checked", NOTHING_CHECKED
+    report.write("done" if status != NOTHING_CHECKED else verdict)
     num_left_out = sum(len(section.left_out()) for section in report.sections.values())
-    print(
-        f"\n{'FAILED: ' + '; '.join(failed) if failed else 'nothing failed'}; "
-        f"{num_left_out} cases left out; {report.head['seconds']} s; {report.path}"
-    )
-    return 1 if failed else 0
+    print(f"\n{verdict}; {num_left_out} cases left out; {report.head['seconds']} s; {report.path}")
+    return status
 
 
 def print_head(head: Event) -> None:
@@ -422,6 +521,7 @@ def run_child(job: Event) -> None:
 
     import case_stream
 
+    case_stream.take_stdout()
     deadline = case_stream.Deadline(job["seconds"])
     device = jax.devices()[0]
     if device.platform != "gpu" and not job["is_tiny"]:

@@ -4,8 +4,9 @@ Contexts end at the edges of blocks and partitions, and a slot that no query may
 first and the last block among them. Each configuration also gets keys and values in each other's
 place, and must be far off then: a check that cannot fail checks nothing.
 
-Larger than 2**31 numbers, or 2**32 bytes, is a pool of its own kind: an offset into it does not fit
-into 32 bits. Of such a pool only the scales, or the floats, are NaN where nothing may be read.
+Two pools are large. An array of int8 has exactly 2**31 numbers, and its last offset is the largest
+that int32 holds; one of bfloat16 has 5 GiB, and offsets exceed int32 in numbers, and 32 bits in
+bytes. Of these only the scales, or the floats, are NaN where nothing may be read.
 """
 
 import functools
@@ -36,7 +37,7 @@ LEAST_CONTROL = 3.0
 """How many times the tolerance swapped keys and values must be off."""
 HOPPER = "9.0"
 LARGE_BYTES = {"int8": 2**31, "bfloat16": 5 * 2**30}
-"""Of one array, by format: the most that 32 bits count, and more than that."""
+"""Of one array, by format: 2**31 numbers, and 2.5 * 2**30 of them."""
 
 
 class Lengths(NamedTuple):
@@ -341,7 +342,7 @@ def large_problem(configuration: Configuration, num_bytes: int, context: int) ->
 
 
 def compare_large(configuration: Configuration, implementation: Implementation) -> dict[str, Any]:
-    """As `compare`, of decode attention over a pool at, or beyond, what 32 bits count.
+    """As `compare`, of decode attention over a pool at, or beyond, the reach of int32.
 
     Raises:
         LeftOut: As `large_problem`.

@@ -2,6 +2,7 @@
 notices what is wrong, and it loses nothing when a process dies."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -100,9 +101,21 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path) -> None:
 
 def test_no_time_leaves_everything_out_and_says_so(tmp_path) -> None:
     ran = check("--tiny", "--seconds", "0", "--json", tmp_path / "check.json")
-    assert ran.returncode == 0
+    assert ran.returncode == 3
     assert ran.stdout.count("left out, no time left: all cases") == 3
-    assert "nothing failed; 3 cases left out" in ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("nothing was checked; 3 cases left out")
+    assert json.loads((tmp_path / "check.json").read_text())["status"] == "nothing was checked"
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_all_else(tmp_path) -> None:
+    for path, error in (
+        (tmp_path / "absent" / "check.json", f"there is no folder {tmp_path / 'absent'}"),
+        (tmp_path, "it is a folder, not a file"),
+    ):
+        ran = check("--tiny", "--json", path)
+        assert ran.returncode == 2
+        assert f"error: --json {path}: {error}" in ran.stderr
+        assert not ran.stdout
 
 
 def test_float64_attention_is_the_references(script) -> None:
@@ -230,7 +243,7 @@ def test_one_failure_does_not_stop_the_next_case(script, capsys) -> None:
 
 
 @contextlib.contextmanager
-def scripted(check_gpu: types.ModuleType, jobs: list[dict[str, Any]], job, seconds):
+def scripted(check_gpu: types.ModuleType, jobs: list[dict[str, Any]], job, seconds, silence):
     """A process in which `bad` kills the compiler and `hangs` the time."""
     jobs.append(job)
     todo = [name for name in ("good", "bad", "fine", "hangs") if name not in job["done"]]
@@ -251,7 +264,8 @@ def scripted(check_gpu: types.ModuleType, jobs: list[dict[str, Any]], job, secon
         events += [{"case": name, "passed": True} for name in group]
     run.lines = map(json.dumps, events)
     yield run
-    run.status = -signal.SIGKILL if "phase" in events[-1] else -signal.SIGABRT
+    run.is_stopped = "phase" in events[-1]
+    run.status = -signal.SIGKILL if run.is_stopped else -signal.SIGABRT
     run.errors = "LLVM is out of words"
 
 
@@ -264,7 +278,7 @@ def test_a_case_that_kills_its_process_is_found_and_the_rest_is_run(script, tmp_
         report,
         is_tiny=True,
         ends=time.monotonic() + 1,
-        start=lambda job, seconds: scripted(check_gpu, jobs, job, seconds),
+        start=functools.partial(scripted, check_gpu, jobs),
     )
     assert section.cases["bad"] == {
         "error": "the process ended with status -6: LLVM is out of words"
@@ -276,6 +290,205 @@ def test_a_case_that_kills_its_process_is_found_and_the_rest_is_run(script, tmp_
     written = json.loads((tmp_path / "check.json").read_text())
     assert written["failed"] == ["kernels: bad"]
     assert written["left_out"] == {"kernels: hangs": "no time left, it was ended behind warm_up"}
+
+
+TOLD = """
+import sys, time
+sys.path.insert(0, {scripts!r})
+import case_stream
+job = {job!r}
+tell = case_stream.tell
+names = [name for name in {names!r} if name not in job["done"]]
+"""
+"""How a process of the tests begins; what it does with the cases that are left is up to a test."""
+
+
+def run_section(
+    check_gpu: types.ModuleType, monkeypatch, tmp_path, body: str, *, names: list[str], **options
+):
+    """Runs a section in real processes of a few lines of Python."""
+    jobs: list[dict[str, Any]] = []
+
+    def command_of(job: dict[str, Any]) -> list[str]:
+        jobs.append(job)
+        text = TOLD.format(scripts=str(SCRIPTS), job=job, names=names)
+        text += f'tell({{"cases": dict.fromkeys({names!r}, True)}})\n'
+        return [sys.executable, "-c", text + body]
+
+    monkeypatch.setattr(check_gpu, "command_of", command_of)
+    for name, value in options.items():
+        monkeypatch.setattr(check_gpu, name, value)
+    report = check_gpu.Report(path=tmp_path / "check.json", head={})
+    ends = time.monotonic() + 60
+    section = check_gpu.run_section("kernels", report, is_tiny=True, ends=ends)
+    return section, report, jobs
+
+
+HANGS = """
+tell({"starts": names})
+for name in names:
+    tell({"starts": [name]})
+    if name == "hangs":
+        tell({"phase": "weights", "seconds": 1.0})
+        time.sleep(100)
+    tell({"case": name, "passed": True})
+tell({"ended": "done"})
+time.sleep(100)
+"""
+
+
+def test_a_case_that_hangs_has_failed_and_the_rest_is_run(script, monkeypatch, tmp_path) -> None:
+    """The process that told everything hangs in the end, too, and costs little."""
+    section, report, jobs = run_section(
+        script("check_gpu"),
+        monkeypatch,
+        tmp_path,
+        HANGS,
+        names=["good", "hangs", "fine"],
+        CASE_SECONDS=3.2,
+        GRACE_SECONDS=0.1,
+    )
+    assert section.cases["hangs"] == {"error": "it hung for 3 s behind weights"}
+    assert section.cases["good"] == section.cases["fine"] == {"passed": True}
+    assert report.failed() == ["kernels: hangs"]
+    assert [job["done"] for job in jobs] == [[], ["good", "hangs"]]
+
+
+def stopped(check_gpu: types.ModuleType, first: float, job, seconds, silence):
+    """A process that is stopped while it compiles several; the next ones by the clock."""
+
+    @contextlib.contextmanager
+    def process():
+        group = ["a", "b", "c"] if job["num_together"] > 1 else ["a"]
+        names = {"cases": {"a": True, "b": True, "c": False}}
+        run = check_gpu.Run(lines=[], is_stopped=True, status=-signal.SIGKILL)
+
+        def lines():
+            yield from map(json.dumps, [names, {"starts": group}])
+            time.sleep(first if job["num_together"] > 1 else 0)
+
+        run.lines = lines()
+        yield run
+
+    return process()
+
+
+def test_a_hang_among_several_whose_case_was_not_found_in_time_has_failed(
+    script, monkeypatch, tmp_path
+) -> None:
+    check_gpu = script("check_gpu")
+    monkeypatch.setattr(check_gpu, "CASE_SECONDS", 1.0)
+    report = check_gpu.Report(path=tmp_path / "check.json", head={})
+    start = functools.partial(stopped, check_gpu, 1.1)
+    section = check_gpu.run_section(
+        "kernels", report, is_tiny=True, ends=time.monotonic() + 60, start=start
+    )
+    assert section.cases["process"] == {"error": "one of a; b; c: it hung for 1 s"}
+    assert section.left_out() == {
+        "a": "no time left, it was ended",
+        "b": "no time left",
+        "c": "no time left",
+    }
+    assert report.failed() == ["kernels: process"]
+
+
+STRAYS = """
+import os
+print("before", flush=True)
+case_stream.take_stdout()
+print("a library's warning", flush=True)
+os.system("echo a compiler")
+os.write(2, b"\\xff")
+for name in names:
+    tell({"starts": [name]})
+    if name == "dies":
+        os.write(case_stream._taken[0].fileno(), b'{"case": "dies", "pas')
+        os.kill(os.getpid(), 9)
+    tell({"case": name, "passed": True})
+tell({"ended": "done"})
+"""
+
+
+def test_lines_that_are_no_events_are_noted_and_nothing_else(script, monkeypatch, tmp_path) -> None:
+    section, report, jobs = run_section(
+        script("check_gpu"), monkeypatch, tmp_path, STRAYS, names=["good", "dies", "fine"]
+    )
+    assert section.strays == ["before", '{"case": "dies", "pas', "before"]
+    assert section.cases["dies"] == {
+        "error": "the process ended with status -9: a library's warning a compiler \ufffd"
+    }
+    assert section.cases["good"] == section.cases["fine"] == {"passed": True}
+    assert len(jobs) == 2
+    report.write("done")
+    written = json.loads(report.path.read_text())
+    assert written["sections"]["kernels"]["strays"] == section.strays
+
+
+DIES_BETWEEN = """
+import os
+for name in names[:2]:
+    tell({"starts": [name]})
+    tell({"case": name, "passed": True})
+if names[2:]:
+    os.kill(os.getpid(), 11)
+tell({"ended": "done"})
+"""
+
+
+def test_a_process_that_dies_between_cases_is_replaced(script, monkeypatch, tmp_path) -> None:
+    section, _, jobs = run_section(
+        script("check_gpu"),
+        monkeypatch,
+        tmp_path,
+        DIES_BETWEEN,
+        names=list("abcde"),
+    )
+    died = {"error": "the process ended with status -11: "}
+    assert section.cases.pop("process behind b") == section.cases.pop("process behind d") == died
+    assert section.cases == {name: {"passed": True} for name in "abcde"}
+    assert len(jobs) == 3
+
+
+def test_one_that_dies_before_any_case_is_not_and_the_rest_says_why(
+    script, monkeypatch, tmp_path
+) -> None:
+    section, report, jobs = run_section(
+        script("check_gpu"),
+        monkeypatch,
+        tmp_path,
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+        names=list("ab"),
+    )
+    died = "the process ended with status -11: "
+    assert section.cases["process"] == {"error": died}
+    assert section.left_out() == {"a": died, "b": died}
+    assert report.failed() == ["kernels: process"]
+    assert len(jobs) == 1
+
+
+def test_only_cases_of_this_project_count_as_checked(script, tmp_path) -> None:
+    check_gpu = script("check_gpu")
+    report = check_gpu.Report(path=tmp_path / "check.json", head={})
+    section = report.sections["bandwidth"] = check_gpu.Section(names={"ours": True, "jax": False})
+    section.cases = {"jax": {"error": "it is not there"}, "ours": {"left_out": "no time left"}}
+    assert not report.has_checked()
+    section.cases["ours"] = {"passed": False}
+    assert report.has_checked()
+
+
+def test_decode_steps_faster_than_the_memory_are_a_fault(script) -> None:
+    check_engine = script("check_engine")
+    assert check_engine.floor_faults(0.9, 1.0) == check_engine.floor_faults(0.0, 0.0) == []
+    (fault,) = check_engine.floor_faults(0.8, 1.0)
+    assert fault.startswith("decode took 0.800 of its floor: ")
+
+
+def test_an_engine_that_compiles_gives_signs_of_life(script, monkeypatch, capsys) -> None:
+    check_engine = script("check_engine")
+    monkeypatch.setattr(check_engine, "BEAT_SECONDS", 0.01)
+    with check_engine.beating():
+        time.sleep(0.2)
+    assert {"compiles": True} in told(capsys)
 
 
 def test_a_stand_in_says_what_is_missing_when_it_is_called(script) -> None:

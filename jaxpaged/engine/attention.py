@@ -37,19 +37,31 @@ def choose(config: EngineConfig, model: ModelConfig | None = None) -> Choice:
             reason = "engine.attention says so; interpreted, there is no GPU"
             return Choice("triton_interpreted", reason)
         return Choice("xla", "the kernels are for GPUs")
-    number = getattr(jax.devices()[0], "compute_capability", None) if platform == "gpu" else None
-    capability = float(number) if number else 0.0
-    found = f"compute capability {number}" if number else f"the device is a {platform}"
+    capability, found = _capability(platform)
     if config.attention == "mosaic":
         return _mosaic(config, model, capability, found)
+    dtype = config.dtype or "bfloat16"
+    kv_dtype = config.kv_dtype or dtype
     ruled_out = None
     if capability < _LEAST_CAPABILITY:
         ruled_out = f"{found}, the kernels need {_LEAST_CAPABILITY}"
+    elif not triton.is_compiled(dtype, kv_dtype):
+        ruled_out = f"the kernels are not made for {dtype} weights with a {kv_dtype} pool"
     elif model and model.head_dim > triton.WIDEST_HEAD:
         ruled_out = f"heads are {model.head_dim} wide, the kernels serve {triton.WIDEST_HEAD}"
     if ruled_out and config.attention == "triton":
         raise ConfigError(f"engine.attention is triton, and {ruled_out}; use auto or xla")
     return Choice("xla", ruled_out) if ruled_out else Choice("triton", found)
+
+
+def _capability(platform: str) -> tuple[float, str]:
+    """Compute capability of the device, and what to say of it; 0 of what is not NVIDIA's."""
+    said = getattr(jax.devices()[0], "compute_capability", None) if platform == "gpu" else None
+    try:
+        # Of an AMD GPU it is the name of an architecture.
+        return float(said), f"compute capability {said}"  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0, f"the device is a {platform}" + (f", {said}" if said else "")
 
 
 def _mosaic(

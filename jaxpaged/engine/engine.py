@@ -109,7 +109,7 @@ class Engine:
             kv_dtype=kv_dtype,
             is_deterministic=is_deterministic,
             implementation=model.attention,
-            implementation_reason=attention.choose(config, model.config).reason,
+            implementation_reason=_reason(config, model),
             num_blocks=num_blocks,
             block_size=block_size,
         )
@@ -346,3 +346,11 @@ class Engine:
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds
         self.stats.executables = self._runner.num_executables
+
+
+def _reason(config: EngineConfig, model: Llama) -> str:
+    """Why the model's attention is computed by whom it is."""
+    choice = attention.choose(config, model.config)
+    if choice.implementation == model.attention:
+        return choice.reason
+    return "the model was made with it"

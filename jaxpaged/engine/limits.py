@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
 from jaxpaged.engine import memory
-from jaxpaged.engine.batch import ROW_TILE
+from jaxpaged.engine.batch import ROW_TILE, max_decodes
 from jaxpaged.engine.device import backend
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
@@ -15,6 +15,7 @@ from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
 from pallas_kernels import kv_format, triton
 from pallas_kernels.kv_format import NIBBLES
+from pallas_kernels.partials import PARTITION_TOKENS
 
 DEFAULT_TOKEN_BUDGET = 512
 
@@ -103,12 +104,19 @@ def swap_space(config: EngineConfig, pool: PoolCapacity) -> SwapSpace:
 
 
 def workspace_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Temporary memory of the largest program: the sampler, with a row of logits for each lane.
+    """Temporary memory of the sampler, with a row of logits for each lane.
 
     The scores of prompt tokens take less: they are computed for a few rows at a time.
     """
     num_rows = -(-max_num_seqs // ROW_TILE) * ROW_TILE
     return _LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
+
+
+def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) -> int:
+    """Temporary memory of decode attention by kernels: partial results for the longest contexts."""
+    partitions = max_decodes(max_num_seqs) * model.num_heads * -(-max_model_len // PARTITION_TOKENS)
+    # Beside the weighted sum of values the largest score and the sum of weights.
+    return partitions * (model.head_dim + 2) * jnp.dtype(jnp.float32).itemsize
 
 
 def capacity(
@@ -127,10 +135,17 @@ def capacity(
         kv_dtype=kv_dtype,
     )
     available = memory.available_bytes()
-    workspace = workspace_bytes(config.max_num_seqs, shape.vocab_size)
+    # The two are different programs, one behind the other.
+    workspaces = {
+        f"from {shape.vocab_size} tokens": workspace_bytes(config.max_num_seqs, shape.vocab_size)
+    }
+    if model.attention != "xla":
+        partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
+        workspaces[f"of {max_model_len} tokens"] = partials
+    what, workspace = max(workspaces.items(), key=lambda item: item[1])
     if workspace > available:
         raise CapacityError(
-            f"sampling for {config.max_num_seqs} sequences from {shape.vocab_size} tokens needs "
+            f"sampling for {config.max_num_seqs} sequences {what} needs "
             f"{memory.size(workspace)}, {memory.size(available)} are available beside the weights; "
             "lower engine.max_num_seqs or free memory"
         )
@@ -158,10 +173,11 @@ def _addressable(
     if triton.is_addressable(capacity.num_blocks * of_block, stored.itemsize):
         return capacity
     most = triton.MOST_NEAR_NUMBERS // of_block
+    least_far = triton.LEAST_FAR_BYTES // (of_block * stored.itemsize) + 1
     if is_asked_for:
         raise CapacityError(
             f"engine.num_blocks is {capacity.num_blocks}: the kernels cannot address {kv_dtype} "
             f"keys of {memory.size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
-            f"most {most} blocks, more than {2 * most}, or engine.attention: xla"
+            f"most {most} blocks, at least {least_far}, or engine.attention: xla"
         )
     return dataclasses.replace(capacity, num_blocks=most)

@@ -19,6 +19,12 @@ from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
 from pallas_kernels import Implementation, PrefillTiles
 
+# Mosaic GPU has decode attention only; the reason that goes with the choice says so.
+_PREFILL: dict[Implementation, Implementation] = {
+    "mosaic": "triton",
+    "mosaic_interpreted": "triton_interpreted",
+}
+
 
 class AttentionBatch(NamedTuple):
     """What attention needs to know of a step, the same for every layer.
@@ -120,8 +126,7 @@ def attend(
     decoded = jnp.pad(decoded, ((0, q.shape[0] - most), (0, 0), (0, 0)))
     if batch.tiles is None:
         return decoded
-    # Mosaic GPU has decode attention only, as the engine's reason for choosing it says.
-    prefill = "triton" if implementation == "mosaic" else implementation
+    prefill = _PREFILL.get(implementation, implementation)
     prefilled = pallas_kernels.prefill_attention(
         q, pool.k, pool.v, tiles=batch.tiles, implementation=prefill, **shared
     )

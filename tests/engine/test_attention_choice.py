@@ -52,6 +52,7 @@ LLAMA = ModelConfig.from_hf(
         ("gpu", "8.9", "xla", "xla", "engine.attention says so"),
         ("gpu", "7.5", "auto", "xla", "compute capability 7.5, the kernels need 8.0"),
         ("tpu", None, "auto", "xla", "the device is a tpu"),
+        ("gpu", "gfx90a", "auto", "xla", "the device is a gpu, gfx90a, the kernels need 8.0"),
     ],
 )
 def test_who_computes_attention(on, platform, capability, asked, found, why) -> None:
@@ -72,6 +73,32 @@ def test_kernels_on_a_device_that_cannot_are_refused(on, platform, capability, w
     on(platform, capability)
     with pytest.raises(ConfigError, match=rf"engine\.attention is triton, and {why}"):
         attention.choose(EngineConfig(attention="triton"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "found"),
+    [
+        ("float32", None, "triton"),
+        ("float32", "int8", "xla"),
+        ("float32", "bfloat16", "xla"),
+        ("bfloat16", "float32", "xla"),
+        ("bfloat16", "int8", "triton"),
+        (None, "float32", "xla"),
+        (None, "fp8", "triton"),
+    ],
+)
+def test_formats_that_the_kernels_were_not_compiled_for_take_xla(
+    on, dtype, kv_dtype, found
+) -> None:
+    on("gpu", "8.0")
+    config = EngineConfig(dtype=dtype, kv_dtype=kv_dtype)
+    assert attention.choose(config, LLAMA).implementation == found
+    asked = dataclasses.replace(config, attention="triton")
+    if found == "xla":
+        with pytest.raises(ConfigError, match=r"weights with a .* pool; use auto or xla"):
+            attention.choose(asked, LLAMA)
+    else:
+        assert attention.choose(asked, LLAMA).implementation == "triton"
 
 
 def test_heads_too_wide_for_the_kernels_take_xla_or_are_refused(on) -> None:

@@ -8,9 +8,10 @@ import pallas_kernels
 from pallas_kernels import Partials, combine_ref
 from pallas_kernels.partials import PARTITION_TOKENS
 
-# Queries that see nothing, a part of one partition, exactly one, parts of several, all four.
-STARTS = np.asarray([0, 10, 256, 0, 300, 0, 511, 0], np.int32)
-ENDS = np.asarray([0, 200, 512, 257, 900, 1024, 513, 1], np.int32)
+# Queries that see nothing (three), a part of one partition, exactly one, parts of several, all
+# four, and more than there are.
+STARTS = np.asarray([0, 10, 256, 0, 300, 0, 511, 0, 300, 400, 700], np.int32)
+ENDS = np.asarray([0, 200, 512, 257, 900, 1024, 513, 1, 300, 10, 5000], np.int32)
 KV_HEADS, PARTITIONS, GROUP, WIDTH = 3, 4, 3, 20
 
 IMPLEMENTATIONS = ["xla", "triton_interpreted"]
@@ -58,9 +59,9 @@ def case():
 
 def test_the_reference_equals_attention_to_all_keys(case) -> None:
     partials, expected = case
-    got = combine_ref(partials, STARTS, ENDS, jnp.dtype(jnp.float32))
+    got = combine_ref(partials, STARTS, ENDS, dtype=jnp.dtype(jnp.float32))
     np.testing.assert_allclose(got, expected, atol=1e-6)
-    assert not np.any(got[0])
+    assert not np.any(got[jnp.asarray([0, 8, 9])])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -72,7 +73,7 @@ def test_merges_equal_the_reference(case, implementation, dtype: str, rtol: floa
     got = pallas_kernels.combine(
         partials, starts, ends, dtype=jnp.dtype(dtype), implementation=implementation
     )
-    expected = combine_ref(partials, starts, ends, jnp.dtype(jnp.float32))
+    expected = combine_ref(partials, starts, ends, dtype=jnp.dtype(jnp.float32))
     assert got.dtype == dtype
     np.testing.assert_allclose(np.float32(got), expected, rtol=rtol, atol=1e-6)
 
@@ -88,6 +89,21 @@ def test_a_partition_that_is_left_out_is_noticed(case, implementation) -> None:
         dtype=jnp.dtype(jnp.float32),
         implementation=implementation,
     )
-    # Of the queries that see the last partition, the one that does not see the strong first one.
+    # Of the queries that see the last partition, those that do not see the strong first one.
     changed = np.abs(got - expected).max(axis=(1, 2, 3)) > 1e-3
-    assert list(np.flatnonzero(changed)) == [4]
+    assert list(np.flatnonzero(changed)) == [4, 10]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_partition_without_any_weight_has_no_share(case, implementation) -> None:
+    partials, _ = case
+    without = partials._replace(
+        weighted=partials.weighted.at[5, :, 1].set(0), total=partials.total.at[5, :, 1].set(0)
+    )
+    arguments = (without, jnp.asarray(STARTS), jnp.asarray(ENDS))
+    got = pallas_kernels.combine(
+        *arguments, dtype=jnp.dtype(jnp.float32), implementation=implementation
+    )
+    expected = combine_ref(*arguments, dtype=jnp.dtype(jnp.float32))
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)

@@ -1,6 +1,7 @@
 """Every implementation of paged attention against the reference, on the named shapes."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from attention_shapes import (
 )
 
 import pallas_kernels
-from pallas_kernels import NO_WINDOW, paged_attention_ref
+from pallas_kernels import NO_WINDOW, api, paged_attention_ref
 
 LAYER = 1
 SCALE = 0.3
@@ -291,3 +292,38 @@ def test_head_counts_that_do_not_divide_are_refused() -> None:
         )
     with pytest.raises(ValueError, match=message):
         pallas_kernels.prefill_attention(q, k, v, tiles=prefill_tiles([0], [0], [1], [0]), **shared)
+
+
+def one_query(k, v, q, implementation="xla"):
+    """Decode attention of a lane's first token."""
+    ones = jnp.ones(1, jnp.int32)
+    return pallas_kernels.decode_attention(
+        q,
+        k,
+        v,
+        layer=jnp.int32(0),
+        block_tables=jnp.zeros((1, 1), jnp.int32),
+        token_lanes=0 * ones,
+        context_lens=ones,
+        num_queries=jnp.int32(1),
+        window=jnp.int32(1),
+        scale=1.0,
+        implementation=implementation,
+    )
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    rows = np.zeros((1, 1, 4, 2, 16), np.float32)
+    floats, bytes_ = stored(rows, "float32"), stored(rows, "int8")
+    q = jnp.zeros((1, 4, 16))
+    with pytest.raises(ValueError, match="expected one shape and format"):
+        one_query(floats, bytes_, q)
+    with pytest.raises(ValueError, match="queries are 8 wide and keys 16"):
+        one_query(stored(rows, "int4"), stored(rows, "int4"), q[:, :, :8])
+
+
+def test_unknown_implementations_are_refused() -> None:
+    # Without the check of types that tests run with, as users do.
+    check = inspect.unwrap(api._check_name)
+    with pytest.raises(ValueError, match="no implementation 'Xla'; expected one of"):
+        check("Xla")
