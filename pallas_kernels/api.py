@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import kv_format, triton, xla
 from pallas_kernels.debug import check_block_ids
 from pallas_kernels.kv_format import KVRows
-from pallas_kernels.partials import Partials
+from pallas_kernels.partials import PARTITION_TOKENS, Partials
 
 AnyArray = Array | np.ndarray
 """Index arrays may come from the host."""
@@ -182,6 +182,11 @@ def combine(
         implementation: Who computes it. Mosaic GPU leaves it to Triton, as its decode does.
     """
     _check_name(implementation)
+    # The kernel reads what it is told to: so nothing outside the arrays, and nothing for a query
+    # that sees nothing.
+    reach = partials.peak.shape[2] * PARTITION_TOKENS
+    ends = jnp.where(starts < ends, jnp.minimum(ends, reach), 0)
+    starts = jnp.minimum(starts, ends)
     if implementation == "xla":
         return xla.combine(partials, starts, ends, dtype)
     return triton.combine(partials, starts, ends, dtype, **_options(implementation))

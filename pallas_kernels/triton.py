@@ -181,10 +181,7 @@ def combine(
     interpret: bool = False,
 ) -> Float[Array, "T K G D"]:
     """The merge of partial results; see `pallas_kernels.api.combine`."""
-    num_tokens, num_kv_heads, num_partitions, group, head_dim = partials.weighted.shape
-    # Nothing outside the arrays is read, and nothing for a query that sees nothing.
-    ends = jnp.where(starts < ends, jnp.minimum(ends, num_partitions * PARTITION_TOKENS), 0)
-    starts = jnp.minimum(starts, ends)
+    num_tokens, num_kv_heads, _, group, head_dim = partials.weighted.shape
     return _call(
         _combine_kernel,
         grid=(num_tokens, num_kv_heads),
