@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import KVDType, KVRows, PrefillTiles, kv_format
+from pallas_kernels import NO_WINDOW, KVDType, KVRows, PrefillTiles, kv_format
 from pallas_kernels.xla import TILE_QUERIES
 
 
@@ -49,6 +49,35 @@ SHAPES = {
         dtype="bfloat16",
     ),
 }
+
+
+def hopper_shape(
+    heads: tuple[int, int], head_dim: int, block_size: int, *context_lens: int
+) -> AttentionShape:
+    """A shape that the Hopper kernel serves; heads are query heads and key/value heads."""
+    return AttentionShape(
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        block_size=block_size,
+        context_lens=context_lens,
+        dtype="bfloat16",
+    )
+
+
+# Contexts end at the edges of blocks, tiles of 64 and partitions of 256, and are longer than the
+# ring of 2 or 4 tiles; windows start in the middle of blocks, tiles and partitions.
+HOPPER_SHAPES = {
+    "edges_of_blocks": (hopper_shape((9, 3), 64, 16, 1, 15, 16, 17, 65), NO_WINDOW),
+    "edges_of_partitions": (hopper_shape((2, 1), 64, 32, 255, 256, 257), NO_WINDOW),
+    "ring_is_used_again": (hopper_shape((4, 1), 128, 16, 63, 64, 250), NO_WINDOW),
+    "many_heads": (hopper_shape((32, 8), 128, 64, 33), NO_WINDOW),
+    "large_group": (hopper_shape((32, 1), 128, 64, 130), NO_WINDOW),
+    "window_of_one": (hopper_shape((3, 1), 64, 64, 1, 65), 1),
+    "window_starts_in_a_block": (hopper_shape((2, 1), 128, 16, 10, 300, 530), 273),
+    "window_starts_in_a_tile": (hopper_shape((9, 1), 64, 32, 64, 200), 65),
+}
+"""Shapes of the Hopper kernel, each with a window."""
 
 KV_DTYPES: tuple[KVDType, ...] = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
 

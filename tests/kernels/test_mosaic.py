@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_shapes import AttentionShape, pools, queries
+from attention_shapes import HOPPER_SHAPES, hopper_shape, pools, queries
 
 from pallas_kernels import NO_WINDOW, KVRows, paged_attention_ref
 
@@ -19,33 +19,6 @@ SCALE = 0.3
 
 # Half a unit in the last of the result's 8 bits, and the rounding of the weights.
 RTOL, ATOL = 2**-8, 4e-3
-
-
-def shape_of(
-    heads: tuple[int, int], head_dim: int, block_size: int, *context_lens: int
-) -> AttentionShape:
-    return AttentionShape(
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=head_dim,
-        block_size=block_size,
-        context_lens=context_lens,
-        dtype="bfloat16",
-    )
-
-
-# Contexts end at the edges of blocks, tiles of 64 and partitions of 256, and are longer than the
-# ring of 2 or 4 tiles; windows start in the middle of blocks, tiles and partitions.
-CASES = {
-    "edges_of_blocks": (shape_of((9, 3), 64, 16, 1, 15, 16, 17, 65), NO_WINDOW),
-    "edges_of_partitions": (shape_of((2, 1), 64, 32, 255, 256, 257), NO_WINDOW),
-    "ring_is_used_again": (shape_of((4, 1), 128, 16, 63, 64, 250), NO_WINDOW),
-    "many_heads": (shape_of((32, 8), 128, 64, 33), NO_WINDOW),
-    "large_group": (shape_of((32, 1), 128, 64, 130), NO_WINDOW),
-    "window_of_one": (shape_of((3, 1), 64, 64, 1, 65), 1),
-    "window_starts_in_a_block": (shape_of((2, 1), 128, 16, 10, 300, 530), 273),
-    "window_starts_in_a_tile": (shape_of((9, 1), 64, 32, 64, 200), 65),
-}
 
 
 def int32(values) -> jax.Array:
@@ -100,10 +73,10 @@ else:
         )
         return np.float32(result)
 
-    @pytest.mark.parametrize("name", CASES)
+    @pytest.mark.parametrize("name", HOPPER_SHAPES)
     def test_decode_equals_reference(name: str) -> None:
         """Everything that no query sees is NaN, and nothing is read before it has arrived."""
-        shape, window = CASES[name]
+        shape, window = HOPPER_SHAPES[name]
         lens = shape.context_lens
         used = len(lens)
         first_live = tuple(max(0, n - window) for n in lens)
@@ -126,7 +99,7 @@ else:
         assert not got[used:].any()
 
     def test_soft_cap_bounds_scores() -> None:
-        shape = shape_of((4, 2), 64, 16, 90)
+        shape = hopper_shape((4, 2), 64, 16, 90)
         k, v, tables = pools(shape, "bfloat16", as_bits=False)
         q = queries(shape, 1)
         got = decode(q, k, v, tables, [0], shape.context_lens, soft_cap=1.5)
@@ -134,7 +107,7 @@ else:
         np.testing.assert_allclose(got, expected, rtol=RTOL, atol=ATOL)
 
     def test_bits_depend_neither_on_the_batch_nor_on_the_block_size() -> None:
-        shape = shape_of((2, 1), 64, 16, 320)
+        shape = hopper_shape((2, 1), 64, 16, 320)
         rng = np.random.default_rng(2)
         k, v = (
             KVRows(jnp.asarray(rng.standard_normal((2, 20, 16, 1, 64)), jnp.bfloat16), None)
@@ -154,7 +127,7 @@ else:
     @pytest.mark.parametrize("dropped", [1, 2], ids=["keys", "values"])
     def test_a_missing_wait_is_noticed(dropped: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Keys and values of four tiles go through a ring of two."""
-        shape = shape_of((2, 1), 128, 64, 250)
+        shape = hopper_shape((2, 1), 128, 64, 250)
         k, v, tables = pools(shape, "bfloat16", as_bits=False)
         wait, waits = plgpu.barrier_wait, []
 
@@ -183,13 +156,13 @@ else:
         ],
     )
     def test_what_is_not_served_is_refused(changes, message: str) -> None:
-        shape = dataclasses.replace(shape_of((2, 1), 64, 16, 5), **changes)
+        shape = dataclasses.replace(hopper_shape((2, 1), 64, 16, 5), **changes)
         k, v, tables = pools(shape, "bfloat16", as_bits=False)
         with pytest.raises(ValueError, match=message):
             decode(queries(shape, 1), k, v, tables, [0], shape.context_lens)
 
     def test_floats_stored_as_bits_are_refused() -> None:
-        shape = shape_of((2, 1), 64, 16, 5)
+        shape = hopper_shape((2, 1), 64, 16, 5)
         k, v, tables = pools(shape, "bfloat16", as_bits=True)
         with pytest.raises(ValueError, match=r"bfloat16 only, not .*uint16"):
             decode(queries(shape, 1), k, v, tables, [0], shape.context_lens)
