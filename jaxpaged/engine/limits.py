@@ -135,19 +135,21 @@ def capacity(
         kv_dtype=kv_dtype,
     )
     available = memory.available_bytes()
+    count = f"{config.max_num_seqs} sequences"
     # The two are different programs, one behind the other.
     workspaces = {
-        f"from {shape.vocab_size} tokens": workspace_bytes(config.max_num_seqs, shape.vocab_size)
+        f"sampling for {count} from {shape.vocab_size} tokens": workspace_bytes(
+            config.max_num_seqs, shape.vocab_size
+        )
     }
     if model.attention != "xla":
         partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
-        workspaces[f"of {max_model_len} tokens"] = partials
+        workspaces[f"decode attention for {count} of {max_model_len} tokens"] = partials
     what, workspace = max(workspaces.items(), key=lambda item: item[1])
     if workspace > available:
         raise CapacityError(
-            f"sampling for {config.max_num_seqs} sequences {what} needs "
-            f"{memory.size(workspace)}, {memory.size(available)} are available beside the weights; "
-            "lower engine.max_num_seqs or free memory"
+            f"{what} needs {memory.size(workspace)}, {memory.size(available)} are available beside "
+            "the weights; lower engine.max_num_seqs or max_model_len, or free memory"
         )
     resolved = memory.resolve_capacity(
         config,

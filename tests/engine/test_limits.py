@@ -359,5 +359,5 @@ def test_partial_results_of_long_contexts_are_taken_off_the_pool(monkeypatch) ->
     # 64 queries at least, 2 heads of 64 numbers and 2 more, a partition for 256 tokens.
     partials = 64 * 2 * length // 256 * 66 * 4
     assert abs(by_xla.num_bytes - by_kernels.num_bytes - partials) < 2**20
-    with pytest.raises(CapacityError, match="for 1 sequences of 268435456 tokens needs"):
+    with pytest.raises(CapacityError, match="attention for 1 sequences of 268435456 tokens needs"):
         limits.capacity(config, tiny_model_by("triton"), 2**28, kv_dtype="bfloat16")
