@@ -13,9 +13,10 @@ DType = Literal["float32", "bfloat16"]
 KVDType = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 """How keys and values are stored; fp8 (e4m3), int8 and int4 have a scale per token and head."""
 
-Attention = Literal["auto", "xla", "triton", "mosaic"]
-"""Who computes attention: plain XLA, or the project's own kernels for NVIDIA GPUs; by Mosaic GPU
-decode attention on Hopper only, beside the Triton kernel for prefill."""
+Attention = Literal["auto", "xla", "llvm", "triton", "mosaic"]
+"""Who computes attention: plain XLA; the project's own kernels for CPUs, which compute linear maps,
+too; or those for NVIDIA GPUs, by Mosaic GPU decode attention on Hopper only, beside the Triton
+kernel for prefill."""
 
 Preemption = Literal["auto", "recompute", "swap"]
 """What becomes of a preempted sequence's keys and values."""
@@ -48,9 +49,10 @@ class EngineConfig:
         preemption: "recompute" drops a preempted sequence's keys and values, "swap" keeps them in
             host memory, "auto" does what is likely to be faster.
         swap_space: Most host memory for swapped sequences, in GiB.
-        attention: "triton" takes the kernels for NVIDIA GPUs (on a CPU their interpreter, which is
-            for tests), "mosaic" the one for Hopper where there is one, "xla" does without, "auto"
-            takes the Triton kernels where they run.
+        attention: "llvm" takes the kernels for CPUs (float32 only; linear maps too), "triton" those
+            for NVIDIA GPUs (on a CPU their interpreter, which is for tests), "mosaic" the one for
+            Hopper where there is one, "xla" does without, "auto" takes those for the device if they
+            serve the model, on a GPU those of Triton.
         deterministic: The same row gives the same bytes whatever else is in its batches; None is
             true on CPU and false elsewhere.
         compilation_cache: Keep compiled programs in the user's cache folder, unless JAX was given
@@ -91,7 +93,11 @@ class EngineConfig:
             ("watermark", 0.0 <= self.watermark < 1.0, "from 0 and below 1"),
             ("preemption", self.preemption in get_args(Preemption), "auto, recompute or swap"),
             ("swap_space", 0.0 <= self.swap_space <= 1e6, "from 0 to 1,000,000 GiB"),
-            ("attention", self.attention in get_args(Attention), "auto, xla, triton or mosaic"),
+            (
+                "attention",
+                self.attention in get_args(Attention),
+                "auto, xla, llvm, triton or mosaic",
+            ),
             ("seed", 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
         )
         for name, is_good, rule in limits:

@@ -41,7 +41,7 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
     config = EngineConfig()
     implementation, reason = attention.choose(config)
     yield "attention", f"{implementation} ({reason})"
-    for asked in ("triton", "mosaic"):
+    for asked in ("llvm", "triton", "mosaic"):
         yield f"attention if {asked} is asked for", _if_asked_for(asked)
     dtype = "float32" if platform == "cpu" else "bfloat16"
     yield "weights and KV cache", f"{dtype} (the default on a {platform})"

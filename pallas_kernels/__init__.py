@@ -15,6 +15,7 @@ from pallas_kernels.api import (
     prefill_attention,
 )
 from pallas_kernels.kv_format import KVDType, KVRows
+from pallas_kernels.linear_map import head, head_ref, linear, linear_ref, pack
 from pallas_kernels.partials import Partials
 from pallas_kernels.reference import combine_ref, paged_attention_ref
 
@@ -28,6 +29,11 @@ __all__ = [
     "combine",
     "combine_ref",
     "decode_attention",
+    "head",
+    "head_ref",
+    "linear",
+    "linear_ref",
+    "pack",
     "paged_attention_ref",
     "prefill_attention",
 ]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import kv_format, triton, xla
+from pallas_kernels import kv_format, llvm, triton, xla
 from pallas_kernels.debug import check_block_ids
 from pallas_kernels.kv_format import KVRows
 from pallas_kernels.partials import PARTITION_TOKENS, Partials
@@ -19,10 +19,12 @@ from pallas_kernels.partials import PARTITION_TOKENS, Partials
 AnyArray = Array | np.ndarray
 """Index arrays may come from the host."""
 
-Implementation = Literal["xla", "triton", "triton_interpreted", "mosaic", "mosaic_interpreted"]
-"""Who computes attention: plain XLA on any device; Pallas kernels for NVIDIA GPUs, of the Triton
-backend (Ampere and later) or of Mosaic GPU (decode on Hopper); or those in Pallas's interpreters,
-which show on a CPU that they are right and are slow."""
+Implementation = Literal[
+    "xla", "llvm", "triton", "triton_interpreted", "mosaic", "mosaic_interpreted"
+]
+"""Who computes attention: plain XLA on any device; kernels for the CPU at hand; Pallas kernels for
+NVIDIA GPUs, of the Triton backend (Ampere and later) or of Mosaic GPU (decode on Hopper); or those
+in Pallas's interpreters, which show on a CPU that they are right and are slow."""
 
 NO_WINDOW = 2**30
 """A window wider than any context: every query attends to all keys up to its own."""
@@ -117,12 +119,13 @@ def prefill_attention(
     tiles: PrefillTiles,
     window: Int[AnyArray, ""],
     scale: float,
+    onto: Float[Array, "T H D"] | None = None,
     soft_cap: float | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "T H D"]:
     """Causal attention of ragged query segments over their sequences' blocks.
 
-    The same as `paged_attention_ref` for the queries the tiles cover; the others are zero. The
+    The same as `paged_attention_ref` for the queries the tiles cover; the others are left. The
     keys and values of the segments themselves must be in the pool already. A query's result has
     the same bits however its sequence is cut into segments and whatever the block size is.
 
@@ -135,6 +138,7 @@ def prefill_attention(
         tiles: The segments, cut into tiles.
         window: As in `decode_attention`.
         scale: Factor on the scores, usually `D ** -0.5`.
+        onto: What it is written onto, in place where it can be; None takes zeros.
         soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`, as in Gemma 2.
         implementation: Who computes it.
 
@@ -152,6 +156,7 @@ def prefill_attention(
         q,
         k,
         v,
+        jnp.zeros_like(q) if onto is None else onto,
         layer=layer,
         block_tables=block_tables,
         tiles=tiles,
@@ -179,7 +184,8 @@ def combine(
         starts: The first key of each query.
         ends: The key behind its last one; a query whose end is not above its start gets zeros.
         dtype: Of the result; sums are in float32.
-        implementation: Who computes it. Mosaic GPU leaves it to Triton, as its decode does.
+        implementation: Who computes it. Mosaic GPU leaves it to Triton, as its decode does; the
+            kernels for CPUs, which have no partitions, to XLA.
     """
     _check_name(implementation)
     # The kernel reads what it is told to: so nothing outside the arrays, and nothing for a query
@@ -187,12 +193,17 @@ def combine(
     reach = partials.peak.shape[2] * PARTITION_TOKENS
     ends = jnp.where(starts < ends, jnp.minimum(ends, reach), 0)
     starts = jnp.minimum(starts, ends)
-    if implementation == "xla":
+    if implementation in ("xla", "llvm"):
         return xla.combine(partials, starts, ends, dtype)
     return triton.combine(partials, starts, ends, dtype, **_options(implementation))
 
 
 def _backend(implementation: Implementation) -> ModuleType:
+    if implementation == "llvm":
+        # Needs numba, which is an extra.
+        from pallas_kernels.llvm import attention
+
+        return attention
     if implementation.startswith("mosaic"):
         # Needs a newer JAX than the others.
         from pallas_kernels import mosaic
@@ -202,7 +213,7 @@ def _backend(implementation: Implementation) -> ModuleType:
 
 
 def _options(implementation: Implementation) -> dict[str, bool]:
-    if implementation == "xla":
+    if implementation in ("xla", "llvm"):
         return {}
     return {"interpret": implementation.endswith("_interpreted")}
 
@@ -222,6 +233,11 @@ def _check(implementation: Implementation, q: Array, k: KVRows, v: KVRows) -> No
         raise ValueError(f"keys are {keys} and values {values}; expected one shape and format")
     if kv_format.width(k) != head_dim:
         raise ValueError(f"queries are {head_dim} wide and keys {kv_format.width(k)}")
+    if implementation == "llvm":
+        kv_dtype = "float32" if k.values.dtype == jnp.float32 else k.values.dtype.name
+        why = llvm.unserved(dtype=q.dtype.name, kv_dtype=kv_dtype, head_dim=head_dim)
+        if why:
+            raise ValueError(why)
 
 
 def _check_name(implementation: Implementation) -> None:

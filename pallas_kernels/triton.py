@@ -195,6 +195,7 @@ def prefill_attention(
     q: Float[Array, "T H D"],
     k: KVRows,
     v: KVRows,
+    onto: Float[Array, "T H D"],
     *,
     layer: Int[Array, ""],
     block_tables: Int[AnyArray, "B W"],
@@ -227,7 +228,7 @@ def prefill_attention(
         aliases={0: 0},
         num_warps=tile.num_warps,
     )(
-        jnp.zeros_like(q),
+        onto,
         jnp.stack([jnp.asarray(x, jnp.int32) for x in (layer, window, tiles.used)]),
         *(jnp.asarray(x) for x in (tiles.lanes, tiles.starts, tiles.lens, tiles.positions)),
         jnp.asarray(block_tables),

@@ -110,6 +110,7 @@ def prefill_attention(
     q: Float[Array, "T H D"],
     k: KVRows,
     v: KVRows,
+    onto: Float[Array, "T H D"],
     *,
     layer: Int[Array, ""],
     block_tables: Int[AnyArray, "B W"],
@@ -169,7 +170,7 @@ def prefill_attention(
         rows = jnp.where(is_ours, rows.astype(q.dtype), kept)
         return jax.lax.dynamic_update_slice_in_dim(out, rows, first, 0)
 
-    return jax.lax.fori_loop(0, tiles.used, query_tile, jnp.zeros_like(q))
+    return jax.lax.fori_loop(0, tiles.used, query_tile, onto)
 
 
 def combine(

@@ -83,6 +83,7 @@ KV_DTYPES: tuple[KVDType, ...] = ("float32", "bfloat16", "float16", "fp8", "int8
 
 TOLERANCE = {
     ("xla", "float32"): 1e-5,
+    ("llvm", "float32"): 1e-5,
     ("xla", "bfloat16"): 8e-3,
     ("triton_interpreted", "float32"): 1e-5,
     ("triton_interpreted", "bfloat16"): 2e-2,

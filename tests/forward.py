@@ -57,4 +57,4 @@ def last_logits(
         _, rows, pool = _forward(graph, shapes, weights, pool, state, batch)
         if layout.samplers:
             with jax.default_matmul_precision("highest"):
-                return np.asarray(model.logits(rows)[0])
+                return np.asarray(model.logits(rows, np.asarray(rows.shape[0], np.int32))[0])

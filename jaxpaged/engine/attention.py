@@ -8,7 +8,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.engine.device import backend
 from jaxpaged.errors import ConfigError
 from jaxpaged.model.config import ModelConfig
-from pallas_kernels import Implementation, triton
+from pallas_kernels import Implementation, llvm, triton
 
 # Of NVIDIA GPUs that the Triton kernels are compiled for: Ampere and what came after.
 _LEAST_CAPABILITY = 8.0
@@ -36,7 +36,12 @@ def choose(config: EngineConfig, model: ModelConfig | None = None) -> Choice:
         if config.attention == "triton":
             reason = "engine.attention says so; interpreted, there is no GPU"
             return Choice("triton_interpreted", reason)
-        return Choice("xla", "the kernels are for GPUs")
+        return _on_cpu(config, model)
+    if config.attention == "llvm":
+        raise ConfigError(
+            "engine.attention is llvm, and these kernels are for CPUs, the device is a "
+            f"{platform}; use auto or xla"
+        )
     capability, found = _capability(platform)
     if config.attention == "mosaic":
         return _mosaic(config, model, capability, found)
@@ -52,6 +57,20 @@ def choose(config: EngineConfig, model: ModelConfig | None = None) -> Choice:
     if ruled_out and config.attention == "triton":
         raise ConfigError(f"engine.attention is triton, and {ruled_out}; use auto or xla")
     return Choice("xla", ruled_out) if ruled_out else Choice("triton", found)
+
+
+def _on_cpu(config: EngineConfig, model: ModelConfig | None) -> Choice:
+    dtype = config.dtype or "float32"
+    ruled_out = llvm.unserved(
+        dtype=dtype,
+        kv_dtype=config.kv_dtype or dtype,
+        head_dim=model.head_dim if model else None,
+    )
+    if not ruled_out:
+        return Choice("llvm", "compiled for this CPU, linear maps too")
+    if config.attention == "llvm":
+        raise ConfigError(f"engine.attention is llvm, and {ruled_out}; use auto or xla")
+    return Choice("xla", ruled_out)
 
 
 def _capability(platform: str) -> tuple[float, str]:

@@ -50,6 +50,8 @@ class StepBatch(NamedTuple):
     """Position of each token in its sequence."""
     num_decodes: Int[AnyArray, ""]
     """Decode queries; they are the first tokens."""
+    num_tokens: Int[AnyArray, ""]
+    """Tokens of the step; those behind them are padding."""
     tiles: PrefillTiles | None
     """The prefill segments; None in a step without any."""
     sampled_tokens: Int[AnyArray, " B"]
@@ -272,8 +274,9 @@ def build(layout: Layout, bucket: Bucket, shapes: BatchShapes) -> StepBatch:
     sampled = np.zeros(shapes.sample_buckets[-1], np.int32)
     sampled[: len(layout.samplers)] = [token for _, token, _ in layout.samplers]
     num_decodes = np.asarray(len(layout.decode_lanes), np.int32)
+    num_tokens = np.asarray(layout.num_tokens, np.int32)
     tiles = _prefill_tiles(layout, bucket)
-    return StepBatch(token_lanes, positions, num_decodes, tiles, sampled)
+    return StepBatch(token_lanes, positions, num_decodes, num_tokens, tiles, sampled)
 
 
 def build_samples(layout: Layout, shapes: BatchShapes) -> SampleBatch:

@@ -19,6 +19,9 @@ from pallas_kernels.partials import PARTITION_TOKENS
 
 DEFAULT_TOKEN_BUDGET = 512
 
+# Implementations on whose pools and contexts the GPU kernels' limits do not bear.
+_WITHOUT_PARTIALS = ("xla", "llvm")
+
 # Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
 _LOGITS_ARRAYS = 10
 
@@ -142,7 +145,7 @@ def capacity(
             config.max_num_seqs, shape.vocab_size
         )
     }
-    if model.attention != "xla":
+    if model.attention not in _WITHOUT_PARTIALS:
         partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
         workspaces[f"decode attention for {count} of {max_model_len} tokens"] = partials
     what, workspace = max(workspaces.items(), key=lambda item: item[1])
@@ -157,7 +160,7 @@ def capacity(
         bytes_per_token=bytes_per_token,
         max_model_len=max_model_len,
     )
-    if model.attention == "xla":
+    if model.attention in _WITHOUT_PARTIALS:
         return resolved
     return _addressable(resolved, shape, kv_dtype, is_asked_for=config.num_blocks is not None)
 

@@ -335,6 +335,7 @@ def forward(
         token_lanes=safe[: shapes.max_decodes],
         context_lens=positions[: shapes.max_decodes] + 1,
         num_decodes=batch.num_decodes,
+        num_tokens=batch.num_tokens,
         tiles=batch.tiles,
     )
     token_ids = jnp.asarray(state.tokens)[safe, positions]
@@ -354,10 +355,11 @@ def sample(
 ) -> tuple[Sampled, Int[Array, "L C"]]:
     """The next token of every sampler, and the lanes' tokens with it."""
     model: Llama = nnx.merge(graph, weights)
-    with jax.default_matmul_precision(_precision(weights)):
-        logits = model.logits(rows[: batch.lanes.shape[0]])
     lane_ids = jnp.asarray(batch.lanes)
     history = jnp.asarray(history)
+    num_samplers = jnp.sum(lane_ids < history.shape[0])
+    with jax.default_matmul_precision(_precision(weights)):
+        logits = model.logits(rows[: lane_ids.shape[0]], num_samplers)
     safe = jnp.minimum(lane_ids, history.shape[0] - 1)
     params = jax.tree.map(lambda part: jnp.asarray(part)[safe], lane_params)
     sampled = sampling.sample(logits, params, history[safe], jnp.asarray(batch.num_tokens))
@@ -375,7 +377,7 @@ def score(
     """How likely the model found given tokens behind rows of the stream."""
     model: Llama = nnx.merge(graph, weights)
     with jax.default_matmul_precision(_precision(weights)):
-        logits = model.logits(hidden[jnp.asarray(rows)])
+        logits = model.logits(hidden[jnp.asarray(rows)], jnp.int32(rows.shape[0]))
     return sampling.score_prompt(logits, jnp.asarray(targets))
 
 

@@ -42,6 +42,8 @@ class AttentionBatch(NamedTuple):
     """Tokens that each decode query attends to, itself included."""
     num_decodes: Int[AnyArray, ""]
     """Decode queries; they are the first ones."""
+    num_tokens: Int[AnyArray, ""]
+    """Tokens of the step; those behind them are padding."""
     tiles: PrefillTiles | None
     """The prefill segments; None in a step without any."""
 
@@ -60,10 +62,11 @@ class Attention(nnx.Module):
         heads = config.num_heads * config.head_dim
         kv_heads = config.num_kv_heads * config.head_dim
         shared = {"bias": config.attention_bias, "lead": lead, "dtype": dtype}
-        self.q_proj = layers.Linear(config.hidden_size, heads, **shared)
-        self.k_proj = layers.Linear(config.hidden_size, kv_heads, **shared)
-        self.v_proj = layers.Linear(config.hidden_size, kv_heads, **shared)
-        self.o_proj = layers.Linear(heads, config.hidden_size, **shared)
+        linear = layers.linear_kind(implementation)
+        self.q_proj = linear(config.hidden_size, heads, **shared)
+        self.k_proj = linear(config.hidden_size, kv_heads, **shared)
+        self.v_proj = linear(config.hidden_size, kv_heads, **shared)
+        self.o_proj = linear(heads, config.hidden_size, **shared)
         self.head_dim = config.head_dim
         self.implementation: Implementation = implementation
 
@@ -72,16 +75,18 @@ class Attention(nnx.Module):
         pool: KVPool,
         x: Float[Array, "T M"],
         *,
+        stream: Float[Array, "T M"],
         layer: Int[Array, ""],
         window: Int[Array, ""],
         rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
         batch: AttentionBatch,
     ) -> tuple[Float[Array, "T M"], KVPool]:
-        """The attention output of one layer and the pool with this step's tokens in it."""
-        num_tokens = x.shape[0]
-        q = layers.rotate(self.q_proj(x).reshape(num_tokens, -1, self.head_dim), rotary)
-        k = layers.rotate(self.k_proj(x).reshape(num_tokens, -1, self.head_dim), rotary)
-        v = self.v_proj(x).reshape(num_tokens, -1, self.head_dim)
+        """The stream with this layer's attention added; the pool with the step's tokens in it."""
+        place = layers.Place(layer, batch.num_tokens)
+        heads = (x.shape[0], -1, self.head_dim)
+        q = layers.rotate(self.q_proj(x, place).reshape(heads), rotary)
+        k = layers.rotate(self.k_proj(x, place).reshape(heads), rotary)
+        v = self.v_proj(x, place).reshape(heads)
         pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
         attended = attend(
             pool,
@@ -92,7 +97,7 @@ class Attention(nnx.Module):
             scale=self.head_dim**-0.5,
             implementation=self.implementation,
         )
-        return self.o_proj(attended.reshape(num_tokens, -1)), pool
+        return self.o_proj(attended.reshape(x.shape[0], -1), place, added=stream), pool
 
 
 def attend(
@@ -127,8 +132,12 @@ def attend(
     if batch.tiles is None:
         return decoded
     prefill = _PREFILL.get(implementation, implementation)
-    prefilled = pallas_kernels.prefill_attention(
-        q, pool.k, pool.v, tiles=batch.tiles, implementation=prefill, **shared
+    return pallas_kernels.prefill_attention(
+        q,
+        pool.k,
+        pool.v,
+        tiles=batch.tiles,
+        onto=decoded,
+        implementation=prefill,
+        **shared,
     )
-    # The two cover different tokens, and where one has none it is zero.
-    return decoded + prefilled

@@ -3,18 +3,34 @@
 Every module can carry a leading layer axis, so that one set of stacked weights serves a scan.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+import pallas_kernels
 from jaxpaged.model import rope
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
+from pallas_kernels import Implementation
 
 # XLA on CPU sums up small arrays in another order than larger ones; with 64 rows of so many numbers
 # or more the order does not depend on how many rows there are, and a product's never does.
 _NARROW = 64
+
+
+class Place(NamedTuple):
+    """Which map of a stack it is and which rows are wanted; the kernels for CPUs need to know."""
+
+    layer: Int[Array, ""]
+    num_rows: Int[AnyArray, ""]
+    """The first rows; what others are mapped to does not matter."""
+
+
+class Panels(nnx.Param):
+    """The kernels of all layers as the kernels for CPUs read them: never cut into layers."""
 
 
 class Linear(nnx.Module):
@@ -26,10 +42,39 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(jnp.zeros((*lead, in_width, out_width), dtype))
         self.bias = nnx.Param(jnp.zeros((*lead, out_width), dtype)) if bias else None
 
-    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """The mapped rows."""
+    def __call__(
+        self, x: Float[Array, "T I"], place: Place, added: Float[Array, "T O"] | None = None
+    ) -> Float[Array, "T O"]:
+        """The mapped rows, and what is added to them."""
         y = x @ self.kernel[...]
+        y = y if self.bias is None else y + self.bias[...][None, :]
+        return y if added is None else added + y
+
+
+class PackedLinear(nnx.Module):
+    """The same by the kernel for CPUs, the layers' kernels stored together."""
+
+    def __init__(
+        self, in_width: int, out_width: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype
+    ) -> None:
+        kernel = jnp.zeros((*lead, in_width, out_width), dtype)
+        self.panels = Panels(pallas_kernels.pack(kernel))
+        self.bias = nnx.Param(jnp.zeros((*lead, out_width), dtype)) if bias else None
+        self.width = out_width
+
+    def __call__(
+        self, x: Float[Array, "T I"], place: Place, added: Float[Array, "T O"] | None = None
+    ) -> Float[Array, "T O"]:
+        """The mapped rows, and what is added to them."""
+        y = pallas_kernels.linear(
+            x, self.panels[...], width=self.width, added=added, **place._asdict()
+        )
         return y if self.bias is None else y + self.bias[...][None, :]
+
+
+def linear_kind(implementation: Implementation) -> type[Linear | PackedLinear]:
+    """Linear maps that go with an implementation of attention."""
+    return PackedLinear if implementation == "llvm" else Linear
 
 
 class RMSNorm(nnx.Module):

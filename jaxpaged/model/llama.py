@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+import pallas_kernels
 from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.model import layers
 from jaxpaged.model.attention import Attention, AttentionBatch
@@ -30,15 +31,26 @@ _ALL_KEYS = 2**30
 class MLP(nnx.Module):
     """SwiGLU feed-forward (arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        implementation: Implementation,
+    ) -> None:
         shared = {"bias": config.mlp_bias, "lead": lead, "dtype": dtype}
-        self.gate_proj = layers.Linear(config.hidden_size, config.intermediate_size, **shared)
-        self.up_proj = layers.Linear(config.hidden_size, config.intermediate_size, **shared)
-        self.down_proj = layers.Linear(config.intermediate_size, config.hidden_size, **shared)
+        linear = layers.linear_kind(implementation)
+        self.gate_proj = linear(config.hidden_size, config.intermediate_size, **shared)
+        self.up_proj = linear(config.hidden_size, config.intermediate_size, **shared)
+        self.down_proj = linear(config.intermediate_size, config.hidden_size, **shared)
 
-    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
-        """The MLP's output."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(
+        self, x: Float[Array, "T M"], place: layers.Place, *, stream: Float[Array, "T M"]
+    ) -> Float[Array, "T M"]:
+        """The stream with the MLP's output added."""
+        gated = jax.nn.silu(self.gate_proj(x, place)) * self.up_proj(x, place)
+        return self.down_proj(gated, place, added=stream)
 
 
 class DecoderLayer(nnx.Module):
@@ -56,7 +68,7 @@ class DecoderLayer(nnx.Module):
         self.input_layernorm = layers.RMSNorm(config.hidden_size, **norm)
         self.self_attn = Attention(config, lead=lead, dtype=dtype, implementation=attention)
         self.post_attention_layernorm = layers.RMSNorm(config.hidden_size, **norm)
-        self.mlp = MLP(config, lead=lead, dtype=dtype)
+        self.mlp = MLP(config, lead=lead, dtype=dtype, implementation=attention)
 
     def __call__(
         self,
@@ -69,16 +81,17 @@ class DecoderLayer(nnx.Module):
         batch: AttentionBatch,
     ) -> tuple[Float[Array, "T M"], KVPool]:
         """The stream behind this layer, and the pool."""
-        attended, pool = self.self_attn(
+        x, pool = self.self_attn(
             pool,
             self.input_layernorm(x),
+            stream=x,
             layer=layer,
             window=window,
             rotary=rotary,
             batch=batch,
         )
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), pool
+        place = layers.Place(layer, batch.num_tokens)
+        return self.mlp(self.post_attention_layernorm(x), place, stream=x), pool
 
 
 class Llama(nnx.Module):
@@ -99,6 +112,8 @@ class Llama(nnx.Module):
         layer_loop: LayerLoop,
         attention: Implementation = "xla",
     ) -> None:
+        if attention == "llvm" and layer_loop != "scan":
+            raise ValueError("the kernels for CPUs read the panels of all layers; use scan")
         self.config = config
         self.attention: Implementation = attention
         vocabulary = (config.vocab_size, config.hidden_size)
@@ -132,10 +147,17 @@ class Llama(nnx.Module):
             return _scan(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)
         return _unrolled(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)
 
-    def logits(self, stream: Float[Array, "R M"]) -> Float[Array, "R V"]:
-        """Logits (float32) of rows of the stream behind the last layer."""
+    def logits(
+        self, stream: Float[Array, "R M"], num_rows: Int[AnyArray, ""]
+    ) -> Float[Array, "R V"]:
+        """Logits (float32) of the first rows of the stream behind the last layer.
+
+        Those of the other rows do not matter.
+        """
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         x = self.norm(stream)
+        if self.attention == "llvm":
+            return pallas_kernels.head(x, head[...], num_rows=num_rows)
         return jnp.einsum("rm,vm->rv", x, head[...], preferred_element_type=jnp.float32)
 
 
@@ -165,11 +187,12 @@ def _scan(
     batch: AttentionBatch,
 ) -> tuple[Float[Array, "T M"], KVPool]:
     # The pool is carried, never scanned over: as xs and ys it would be copied whole.
-    graph, stacked = nnx.split(stacked_layers)
+    # Panels are not either: the kernel that reads them finds the layer's by itself.
+    graph, panels, stacked = nnx.split(stacked_layers, layers.Panels, ...)
 
     def body(carry, weights):
         pool, x, index = carry
-        layer = nnx.merge(graph, weights)
+        layer = nnx.merge(graph, panels, weights)
         x, pool = layer(pool, x, layer=index, window=windows[index], rotary=rotary, batch=batch)
         return (pool, x, index + 1), None
 

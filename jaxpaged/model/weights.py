@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import pallas_kernels
 from jaxpaged.model.checkpoint import Checkpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors
 from jaxpaged.model.llama import LayerLoop, Llama
@@ -63,7 +64,9 @@ def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -
 
 
 def _oriented(tensor: np.ndarray, path: Path) -> np.ndarray:
-    """Linear maps are stored `[out, in]` in checkpoints and `[in, out]` here."""
+    """Linear maps are stored `[out, in]` in checkpoints and `[in, out]` here, or in panels."""
+    if path[-1] == "panels":
+        return np.asarray(pallas_kernels.pack(tensor.T))
     return tensor.T if path[-1] == "kernel" else tensor
 
 
@@ -75,6 +78,6 @@ def _tensor_name(path: Path) -> str:
         return "lm_head.weight"
     parts = path
     leaf = "bias" if path[-1] == "bias" else "weight"
-    if path[-1] in ("kernel", "bias", "scale"):
+    if path[-1] in ("kernel", "panels", "bias", "scale"):
         parts = path[:-1]
     return ".".join(["model", *map(str, parts), leaf])

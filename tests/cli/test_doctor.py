@@ -41,7 +41,7 @@ def test_the_command_names_device_attention_and_versions() -> None:
     assert result.exit_code == 0, result.output
     found = dict(line.split(": ", 1) for line in result.output.splitlines())
     assert found["backend"] == "cpu"
-    assert found["attention"] == "xla (the kernels are for GPUs)"
+    assert found["attention"] == "llvm (compiled for this CPU, linear maps too)"
     assert found["attention if triton is asked for"] == "triton_interpreted"
     assert "the kernel is for 9.0 (H100, H200)" in found["attention if mosaic is asked for"]
     assert found["weights and KV cache"] == "float32 (the default on a cpu)"

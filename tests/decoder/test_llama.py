@@ -38,18 +38,35 @@ VARIANTS = {
 }
 
 
-def load(folder, dtype="float32", layer_loop="scan"):
-    return weights.load(open_checkpoint(folder), dtype=jnp.dtype(dtype), layer_loop=layer_loop)
+# By the kernels for CPUs heads are whole vectors wide.
+CASES = [("xla", name) for name in VARIANTS] + [
+    ("llvm", name) for name in VARIANTS if name != "head_wider_than_share"
+]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+def load(folder, dtype="float32", layer_loop="scan", attention="xla"):
+    checkpoint = open_checkpoint(folder)
+    return weights.load(
+        checkpoint, dtype=jnp.dtype(dtype), layer_loop=layer_loop, attention=attention
+    )
+
+
+@pytest.mark.parametrize(("attention", "variant"), CASES)
 @pytest.mark.parametrize("token_budget", [512, 9])
-def test_logits_equal_the_oracle(tmp_path, variant: str, token_budget: int) -> None:
-    folder = write_tiny_llama(tmp_path / "model", **VARIANTS[variant])
+def test_logits_equal_the_oracle(tmp_path, attention, variant: str, token_budget: int) -> None:
+    # Heads are 16 wide where the variant says nothing else.
+    folder = write_tiny_llama(tmp_path / "model", **{"hidden": 64} | VARIANTS[variant])
     prompt = np.random.default_rng(1).integers(0, 272, 70).tolist()
     expected = Oracle(open_checkpoint(folder)).logits(prompt)[-1]
-    got = last_logits(load(folder), prompt, token_budget=token_budget, block_size=4)
+    model = load(folder, attention=attention)
+    got = last_logits(model, prompt, token_budget=token_budget, block_size=4)
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_layers_of_the_kernels_for_cpus_are_not_unrolled(tmp_path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", hidden=64)
+    with pytest.raises(ValueError, match="use scan"):
+        load(folder, layer_loop="unrolled", attention="llvm")
 
 
 def test_unrolled_layers_give_the_logits_of_the_scan(tmp_path) -> None:

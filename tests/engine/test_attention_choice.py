@@ -45,7 +45,9 @@ LLAMA = ModelConfig.from_hf(
 @pytest.mark.parametrize(
     ("platform", "capability", "asked", "found", "why"),
     [
-        ("cpu", None, "auto", "xla", "the kernels are for GPUs"),
+        ("cpu", None, "auto", "llvm", "compiled for this CPU"),
+        ("cpu", None, "llvm", "llvm", "compiled for this CPU"),
+        ("cpu", None, "xla", "xla", "engine.attention says so"),
         ("cpu", None, "triton", "triton_interpreted", "there is no GPU"),
         ("gpu", "9.0", "auto", "triton", "compute capability 9.0"),
         ("gpu", "8.0", "triton", "triton", "compute capability 8.0"),
@@ -60,6 +62,40 @@ def test_who_computes_attention(on, platform, capability, asked, found, why) -> 
     implementation, reason = attention.choose(EngineConfig(attention=asked))
     assert implementation == found
     assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "head_dim", "why"),
+    [
+        ({"dtype": "bfloat16"}, 64, "not made for bfloat16 weights with a bfloat16 pool"),
+        ({"kv_dtype": "int8"}, 64, "not made for float32 weights with a int8 pool"),
+        ({}, 24, "heads are 24 wide, the kernels for CPUs need a multiple of 16"),
+    ],
+)
+def test_what_the_kernels_for_cpus_do_not_serve_takes_xla_or_is_refused(
+    settings, head_dim: int, why: str
+) -> None:
+    model = dataclasses.replace(LLAMA, head_dim=head_dim)
+    implementation, reason = attention.choose(EngineConfig(**settings), model)
+    assert implementation == "xla"
+    assert why in reason
+    with pytest.raises(
+        ConfigError, match=f"engine.attention is llvm, and .*{why}; use auto or xla"
+    ):
+        attention.choose(EngineConfig(attention="llvm", **settings), model)
+
+
+def test_without_numba_a_cpu_takes_xla_and_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(attention.llvm.importlib.util, "find_spec", lambda _: None)
+    implementation, reason = attention.choose(EngineConfig())
+    assert implementation == "xla"
+    assert reason == "numba is not installed: pip install 'jaxpaged[cpu]'"
+
+
+def test_the_kernels_for_cpus_are_refused_on_a_gpu(on) -> None:
+    on("gpu", "9.0")
+    with pytest.raises(ConfigError, match="these kernels are for CPUs, the device is a gpu"):
+        attention.choose(EngineConfig(attention="llvm"))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from attention_shapes import (
 
 import pallas_kernels
 from pallas_kernels import NO_WINDOW, api, paged_attention_ref
+from pallas_kernels.llvm import HEAD_MULTIPLE
 
 LAYER = 1
 SCALE = 0.3
@@ -35,7 +36,13 @@ SHAPES_AND_FORMATS = [(name, "float32") for name in SHAPES] + [
 INTERPRETED = {("smollm2_9_3", "float32"), ("one_kv_head_odd_block", "float32")} | {
     ("bfloat16", kv_dtype) for kv_dtype in KV_DTYPES[1:]
 }
-CASES = [
+# Of float32 and of heads that are whole vectors wide.
+COMPILED = {
+    (name, "float32")
+    for name, shape in SHAPES.items()
+    if shape.dtype == "float32" and shape.head_dim % HEAD_MULTIPLE == 0
+}
+CASES = [pytest.param("llvm", *case) for case in sorted(COMPILED)] + [
     pytest.param(implementation, *case, marks=[] if is_quick else [pytest.mark.slow])
     for case in SHAPES_AND_FORMATS
     for implementation, is_quick in (
@@ -187,7 +194,27 @@ def test_prefill_equals_reference(implementation, name: str, kv_dtype) -> None:
         assert not np.any(np.float32(got[span.stop :]))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "triton_interpreted"])
+@pytest.mark.parametrize("implementation", ["xla", "llvm", "triton_interpreted"])
+def test_rows_that_no_tile_covers_are_left_as_they_were(implementation) -> None:
+    shape = SHAPES["smollm2_9_3"]
+    k, v, tables = pools(shape)
+    q = queries(shape, 64)
+    shared = {
+        "block_tables": tables,
+        "scale": SCALE,
+        "window": jnp.int32(NO_WINDOW),
+        "tiles": prefill_tiles([1, 2], [2, 20], [15, 3], [0, 13]),
+        "implementation": implementation,
+    }
+    onto = prefill(q, k, v, onto=jnp.full_like(q, 7), **shared)
+    alone = prefill(q, k, v, **shared)
+    is_covered = np.isin(np.arange(64), [*range(2, 17), *range(20, 23)])
+    np.testing.assert_array_equal(onto[is_covered], alone[is_covered])
+    assert (np.asarray(onto[~is_covered]) == 7).all()
+    assert not np.any(alone[~is_covered])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "llvm", "triton_interpreted"])
 def test_a_soft_cap_bounds_the_scores(implementation) -> None:
     shape = SHAPES["smollm2_9_3"]
     k, v, tables = pools(shape)
@@ -209,8 +236,9 @@ def test_a_soft_cap_bounds_the_scores(implementation) -> None:
     assert_close(prefilled[: len(lens)], capped, shape.dtype, implementation)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "llvm"])
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, NO_WINDOW])
-def test_a_window_is_exactly_so_many_keys_with_the_querys_own(window: int) -> None:
+def test_a_window_is_exactly_so_many_keys_with_the_querys_own(window: int, implementation) -> None:
     """All keys are alike and value `i` is unit vector `i`: the result shows what was seen."""
     shape = AttentionShape(
         num_heads=1, num_kv_heads=1, head_dim=128, block_size=16, context_lens=(128,)
@@ -222,6 +250,7 @@ def test_a_window_is_exactly_so_many_keys_with_the_querys_own(window: int) -> No
         "block_tables": jnp.arange(8, dtype=jnp.int32)[None],
         "window": jnp.int32(window),
         "scale": SCALE,
+        "implementation": implementation,
     }
     q = queries(shape, 128)
     one_each = decode(
@@ -320,6 +349,22 @@ def test_what_does_not_go_together_is_refused() -> None:
         one_query(floats, bytes_, q)
     with pytest.raises(ValueError, match="queries are 8 wide and keys 16"):
         one_query(stored(rows, "int4"), stored(rows, "int4"), q[:, :, :8])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype", "dtype", "message"),
+    [
+        (24, "float32", "float32", "heads are 24 wide, the kernels for CPUs need a multiple of 16"),
+        (16, "int8", "float32", "not made for float32 weights with a int8 pool"),
+        (16, "float32", "bfloat16", "not made for bfloat16 weights with a float32 pool"),
+    ],
+)
+def test_what_the_kernels_for_cpus_do_not_serve_is_refused(
+    head_dim: int, kv_dtype, dtype: str, message: str
+) -> None:
+    rows = stored(np.zeros((1, 1, 4, 2, head_dim), np.float32), kv_dtype)
+    with pytest.raises(ValueError, match=message):
+        one_query(rows, rows, jnp.zeros((1, 4, head_dim), dtype), "llvm")
 
 
 def test_unknown_implementations_are_refused() -> None:

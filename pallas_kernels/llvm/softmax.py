@@ -1,0 +1,113 @@
+"""The online softmax of a row of scores, in vectors (Milakov and Gimelshein, arXiv:1805.02867)."""
+
+from typing import no_type_check
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from pallas_kernels.llvm.compiler import outlined
+from pallas_kernels.llvm.instructions import FLOAT, WORD, Builder, Value, floats, instruction
+from pallas_kernels.llvm.vectors import LANES, VECTOR, fused, place, reduce, splat
+
+TILE = 64
+"""Scores of a row that are taken in at once."""
+
+MASKED = -1e30
+"""The score of a key that a query does not see."""
+LEAST = -1e29
+"""The peak before any key: above `MASKED`, so that masked keys never weigh anything."""
+
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+
+# exp(x) = 2^n * exp(r), |r| <= ln(2) / 2: the coefficients of Cephes' expf, exact to a unit in the
+# last place; exp(0) is exactly 1.
+_LOG2_E = 1.44269504088896341
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_COEFFICIENTS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+# Below it the result is zero, not a denormal number.
+_LEAST_EXPONENT = -87.0
+
+
+def _constant(value: float) -> ir.Constant:
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _exp(builder: Builder, x: Value) -> Value:
+    """Of numbers up to zero; NaN stays NaN."""
+    is_zero = builder.fcmp_ordered("<", x, _constant(_LEAST_EXPONENT))
+    x = builder.select(is_zero, _constant(_LEAST_EXPONENT), x)
+    kind = ir.FunctionType(VECTOR, [VECTOR])
+    rint = cgutils.get_or_insert_function(builder.module, kind, f"llvm.rint.v{LANES}f32")
+    n = builder.call(rint, [builder.fmul(x, _constant(_LOG2_E))])
+    r = fused(builder, n, _constant(-_LN2_HIGH), x)
+    r = fused(builder, n, _constant(-_LN2_LOW), r)
+    p = _constant(_COEFFICIENTS[0])
+    for coefficient in _COEFFICIENTS[1:]:
+        p = fused(builder, p, r, _constant(coefficient))
+    p = fused(builder, p, builder.fmul(r, r), builder.fadd(r, _constant(1.0)))
+    exponent = builder.add(builder.fptosi(n, _INTS), ir.Constant(_INTS, [127] * LANES))
+    bits = builder.shl(exponent, ir.Constant(_INTS, [23] * LANES))
+    value = builder.fmul(p, builder.bitcast(bits, VECTOR))
+    return builder.select(is_zero, _constant(0.0), value)
+
+
+@instruction(types.float32, types.intp)
+def _largest(builder: Builder, scores: Value) -> Value:
+    """The largest of `TILE` numbers."""
+    largest = None
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 2)
+    maximum = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{LANES}f32")
+    for at in range(0, TILE, LANES):
+        vector = builder.load(place(builder, scores, WORD(at), VECTOR), align=4)
+        largest = vector if largest is None else builder.call(maximum, [largest, vector])
+    return reduce(builder, "fmax", largest)
+
+
+@instruction(types.float32, types.intp, types.float32)
+def _weigh(builder: Builder, scores: Value, peak: Value) -> Value:
+    """Puts exp(score - peak) in place of `TILE` scores; their sum."""
+    peaks = splat(builder, peak)
+    total = _constant(0.0)
+    for at in range(0, TILE, LANES):
+        where = place(builder, scores, WORD(at), VECTOR)
+        weights = _exp(builder, builder.fsub(builder.load(where, align=4), peaks))
+        builder.store(weights, where, align=4)
+        total = builder.fadd(total, weights)
+    return reduce(builder, "fadd", total, FLOAT(0.0), flags=("reassoc",))
+
+
+@instruction(types.float32, types.float32)
+def _exp_one(builder: Builder, x: Value) -> Value:
+    return builder.extract_element(_exp(builder, splat(builder, x)), ir.IntType(32)(0))
+
+
+@outlined(types.void, *[types.intp] * 4)
+@no_type_check
+def accumulate(scores, state, weighted, width):
+    """Takes `TILE` scores in: they become weights, and what was there before is scaled to them.
+
+    Args:
+        scores: Address of the row's scores; `MASKED` where a key is not seen.
+        state: Address of the largest score so far and of the sum of weights.
+        weighted: Address of the weighted sum of values; the caller adds those of these keys.
+        width: Numbers of that sum.
+    """
+    running = floats(state)
+    peak = max(running[0], _largest(scores))
+    total = _weigh(scores, peak)
+    if peak > running[0]:
+        factor = _exp_one(running[0] - peak)
+        row = floats(weighted)
+        for index in range(width):
+            row[index] *= factor
+        running[1] *= factor
+        running[0] = peak
+    running[1] += total

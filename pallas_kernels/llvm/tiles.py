@@ -1,0 +1,279 @@
+"""Products of small tiles, held in vector registers: what all kernels here spend their time in.
+
+A tile's shape is the largest whose sums, with the vectors that are multiplied, fit the registers.
+Every number of a product is summed up by fused multiply-adds in the order of the inner axis, from
+zero or from what is there: its bits depend neither on the tile's shape nor on its neighbours.
+"""
+
+from typing import Any, no_type_check
+
+from llvmlite import ir
+from numba import types
+
+from pallas_kernels.llvm.compiler import outlined
+from pallas_kernels.llvm.instructions import FLOAT, WORD, Builder, Value, instruction
+from pallas_kernels.llvm.vectors import (
+    LANES,
+    SHAPE,
+    VECTOR,
+    fused,
+    place,
+    reduce,
+    splat,
+)
+
+
+def _tile_product(rows: int, vectors: int) -> Any:
+    """The product for a tile of so many rows and vectors."""
+
+    @instruction(types.void, *[types.intp] * 8)
+    def product(
+        builder: Builder,
+        a: Value,
+        a_stride: Value,
+        b: Value,
+        b_stride: Value,
+        c: Value,
+        c_stride: Value,
+        inner: Value,
+        adds: Value,
+    ) -> None:
+        spots = [(row, vector) for row in range(rows) for vector in range(vectors)]
+
+        def target(row: int, vector: int) -> Value:
+            offset = builder.mul(c_stride, WORD(row))
+            return place(builder, c, builder.add(offset, WORD(vector * LANES)), VECTOR)
+
+        entry = builder.block
+        read, before, loop, after = (
+            builder.append_basic_block(name) for name in ("read", "before", "loop", "after")
+        )
+        builder.cbranch(builder.icmp_signed("!=", adds, WORD(0)), read, before)
+        builder.position_at_end(read)
+        there = [builder.load(target(*spot), align=4) for spot in spots]
+        builder.branch(before)
+        builder.position_at_end(before)
+        starts = []
+        for value in there:
+            start = builder.phi(VECTOR)
+            start.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), entry)
+            start.add_incoming(value, read)
+            starts.append(start)
+        builder.branch(loop)
+
+        builder.position_at_end(loop)
+        index = builder.phi(WORD)
+        sums = [builder.phi(VECTOR) for _ in spots]
+        b_row = builder.mul(index, b_stride)
+        b_vectors = [
+            builder.load(place(builder, b, builder.add(b_row, WORD(v * LANES)), VECTOR), align=4)
+            for v in range(vectors)
+        ]
+        new_sums = []
+        for row in range(rows):
+            offset = builder.add(builder.mul(a_stride, WORD(row)), index)
+            factor = splat(builder, builder.load(place(builder, a, offset, FLOAT), align=4))
+            new_sums += [
+                fused(builder, factor, b_vectors[v], sums[row * vectors + v])
+                for v in range(vectors)
+            ]
+        following = builder.add(index, WORD(1))
+        index.add_incoming(WORD(0), before)
+        index.add_incoming(following, loop)
+        for sum_, start, new in zip(sums, starts, new_sums, strict=True):
+            sum_.add_incoming(start, before)
+            sum_.add_incoming(new, loop)
+        builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
+        builder.position_at_end(after)
+        for spot, value in zip(spots, new_sums, strict=True):
+            builder.store(value, target(*spot), align=4)
+
+    return product
+
+
+_wide = {rows: _tile_product(rows, SHAPE.vectors) for rows in (6, 4, 2, 1)}
+_wide_6, _wide_4, _wide_2, _wide_1 = _wide.values()
+_thin = {rows: _tile_product(rows, 1) for rows in (6, 4, 2, 1)}
+_thin_6, _thin_4, _thin_2, _thin_1 = _thin.values()
+
+
+@outlined(types.void, *[types.intp] * 9)
+@no_type_check
+def panel_product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
+    """`c = a @ b` or `c += a @ b` for `PANEL` columns; addresses, and strides in numbers.
+
+    Args:
+        a: Of `[rows, inner]`.
+        a_stride: From one row to the next.
+        b: Of `[inner, PANEL]`.
+        b_stride: From one row to the next.
+        c: Of `[rows, PANEL]`.
+        c_stride: From one row to the next.
+        rows: At least 0.
+        inner: At least 1.
+        adds: Whether to add to what is there.
+    """
+    row = 0
+    while row + 6 <= rows:
+        _wide_6(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 6
+    if row + 4 <= rows:
+        _wide_4(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 4
+    if row + 2 <= rows:
+        _wide_2(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 2
+    if row < rows:
+        _wide_1(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+
+
+@outlined(types.void, *[types.intp] * 9)
+@no_type_check
+def strip_product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
+    """As `panel_product`, for `LANES` columns."""
+    row = 0
+    while row + 6 <= rows:
+        _thin_6(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 6
+    if row + 4 <= rows:
+        _thin_4(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 4
+    if row + 2 <= rows:
+        _thin_2(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+        row += 2
+    if row < rows:
+        _thin_1(
+            a + 4 * row * a_stride,
+            a_stride,
+            b,
+            b_stride,
+            c + 4 * row * c_stride,
+            c_stride,
+            inner,
+            adds,
+        )
+
+
+def _dot_rows(rows: int) -> Any:
+    """Dot products of so many rows with one."""
+
+    @instruction(types.void, *[types.intp] * 6)
+    def dots(
+        builder: Builder,
+        a: Value,
+        a_stride: Value,
+        b: Value,
+        c: Value,
+        c_stride: Value,
+        inner: Value,
+    ) -> None:
+        before = builder.block
+        loop, after = (builder.append_basic_block(name) for name in ("loop", "after"))
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(WORD)
+        sums = [builder.phi(VECTOR) for _ in range(rows)]
+        b_vector = builder.load(place(builder, b, index, VECTOR), align=4)
+        new_sums = []
+        for row, sum_ in enumerate(sums):
+            offset = builder.add(builder.mul(a_stride, WORD(row)), index)
+            a_vector = builder.load(place(builder, a, offset, VECTOR), align=4)
+            new_sums.append(fused(builder, a_vector, b_vector, sum_))
+        following = builder.add(index, WORD(LANES))
+        index.add_incoming(WORD(0), before)
+        index.add_incoming(following, loop)
+        for sum_, new in zip(sums, new_sums, strict=True):
+            sum_.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
+            sum_.add_incoming(new, loop)
+        builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
+        builder.position_at_end(after)
+        for row, sum_ in enumerate(new_sums):
+            # In pairs, not one after the other.
+            total = reduce(builder, "fadd", sum_, FLOAT(0.0), flags=("reassoc",))
+            builder.store(
+                total, place(builder, c, builder.mul(c_stride, WORD(row)), FLOAT), align=4
+            )
+
+    return dots
+
+
+_dots_4, _dots_3, _dots_2, _dots_1 = (_dot_rows(rows) for rows in (4, 3, 2, 1))
+
+
+@outlined(types.void, *[types.intp] * 7)
+@no_type_check
+def dot_products(a, a_stride, b, c, c_stride, rows, inner):
+    """`c[row] = a[row] @ b`, of addresses; `inner` is a multiple of `LANES`."""
+    row = 0
+    while row + 4 <= rows:
+        _dots_4(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
+        row += 4
+    if row + 3 <= rows:
+        _dots_3(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
+    elif row + 2 <= rows:
+        _dots_2(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
+    elif row < rows:
+        _dots_1(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)

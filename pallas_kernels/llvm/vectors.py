@@ -1,0 +1,64 @@
+"""Vectors of float32 numbers, as wide as the registers of this machine."""
+
+from typing import NamedTuple
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+from pallas_kernels.llvm.instructions import FLOAT, WORD, Builder, Value, at
+
+
+class TileShape(NamedTuple):
+    """The largest tile of sums that leaves registers for what is multiplied."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+
+def _tile_shape() -> TileShape:
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return TileShape(rows=6, vectors=4, lanes=16)
+    if features.get("avx2"):
+        return TileShape(rows=6, vectors=2, lanes=8)
+    return TileShape(rows=6, vectors=4, lanes=4)
+
+
+SHAPE = _tile_shape()
+PANEL = SHAPE.vectors * SHAPE.lanes
+"""Columns of a tile."""
+LANES = SHAPE.lanes
+
+VECTOR = ir.VectorType(FLOAT, LANES)
+
+
+def place(builder: Builder, base: Value, index: Value, kind: ir.Type) -> Value:
+    """Where the number with that index is, as a pointer to `kind`."""
+    return at(builder, builder.add(base, builder.mul(index, WORD(4))), kind)
+
+
+def splat(builder: Builder, value: Value) -> Value:
+    """A vector of one number."""
+    unset = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(unset, value, ir.IntType(32)(0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(first, unset, lanes)
+
+
+def fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """`a * b + c`, rounded once."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+    return builder.call(fma, [a, b, c])
+
+
+def reduce(
+    builder: Builder, name: str, vector: Value, *start: Value, flags: tuple[str, ...] = ()
+) -> Value:
+    """What LLVM's reduction of that name makes of a vector's numbers."""
+    kind = ir.FunctionType(FLOAT, [*(FLOAT for _ in start), VECTOR])
+    reduce = cgutils.get_or_insert_function(
+        builder.module, kind, f"llvm.vector.reduce.{name}.v{LANES}f32"
+    )
+    return builder.call(reduce, [*start, vector], fastmath=flags)
