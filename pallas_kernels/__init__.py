@@ -16,6 +16,7 @@ from pallas_kernels.api import (
 )
 from pallas_kernels.kv_format import KVDType, KVRows
 from pallas_kernels.linear_map import head, head_ref, linear, linear_ref, pack
+from pallas_kernels.memory import untouched
 from pallas_kernels.partials import Partials
 from pallas_kernels.reference import combine_ref, paged_attention_ref
 
@@ -36,4 +37,5 @@ __all__ = [
     "pack",
     "paged_attention_ref",
     "prefill_attention",
+    "untouched",
 ]

@@ -8,6 +8,7 @@ their scales as well.
 Every function that returns a pool changes it in place where its argument is donated.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -27,8 +28,14 @@ class KVPool(NamedTuple):
     """Values, in the form of the keys."""
 
 
-def allocate(shape: tuple[int, int, int, int, int], kv_dtype: KVDType, *, as_bits: bool) -> KVPool:
-    """A pool of zeros for the shape `(L, N, S, K, D)`.
+def allocate(
+    shape: tuple[int, int, int, int, int],
+    kv_dtype: KVDType,
+    *,
+    as_bits: bool,
+    new: Callable[[tuple[int, ...], jnp.dtype], Array] = jnp.zeros,
+) -> KVPool:
+    """A pool for the shape `(L, N, S, K, D)`.
 
     Attention never lets the content of an unwritten slot through, so blocks need no clearing when
     they change hands.
@@ -37,17 +44,18 @@ def allocate(shape: tuple[int, int, int, int, int], kv_dtype: KVDType, *, as_bit
         shape: Layers, blocks, slots per block, key/value heads, head width.
         kv_dtype: How rows are stored.
         as_bits: Store floats as their bits, as the CPU needs it; see `kv_format`.
+        new: Makes an array, of zeros or of anything.
 
     Raises:
         ValueError: The format cannot store rows of this width.
     """
     dtype, width, has_scales = kv_format.storage(kv_dtype, shape[-1], as_bits=as_bits)
 
-    def zeros() -> KVRows:
-        scales = jnp.zeros(shape[:-1], jnp.float32) if has_scales else None
-        return KVRows(jnp.zeros((*shape[:-1], width), dtype), scales)
+    def rows() -> KVRows:
+        scales = new(shape[:-1], jnp.dtype(jnp.float32)) if has_scales else None
+        return KVRows(new((*shape[:-1], width), dtype), scales)
 
-    return KVPool(zeros(), zeros())
+    return KVPool(rows(), rows())
 
 
 def write(

@@ -262,6 +262,7 @@ class Engine:
         """
         prompts = [sequence.request.prompt_ids for sequence in self._scheduler.sequences()]
         self._runner.warm_up(prompts, is_shared=self.config.prefix_cache)
+        memory.give_back()
         self._count_executables()
 
     def abort(self) -> list[int]:

@@ -1,6 +1,8 @@
 """How much memory there is, and how many blocks of the KV pool that makes."""
 
 import collections.abc
+import ctypes
+import gc
 import math
 import os
 import pathlib
@@ -33,6 +35,17 @@ def available_bytes() -> int:
         return available_host_bytes(_PROC, _CGROUP)
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+
+
+def give_back() -> None:
+    """Returns to the system what was freed, of which compiling leaves hundreds of MiB.
+
+    Only glibc keeps so much, and only there is there a way to do this.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        gc.collect()
+        trim(0)
 
 
 def available_host_bytes(proc: pathlib.Path, cgroup: pathlib.Path) -> int:

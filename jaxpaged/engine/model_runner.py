@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+import pallas_kernels
 from jaxpaged.cache import kv_pool
 from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.config import KVDType
@@ -385,7 +386,9 @@ def allocate_pool(model: Llama, num_blocks: int, block_size: int, *, kv_dtype: K
     """The pool for a model."""
     config = model.config
     shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-    return kv_pool.allocate(shape, kv_dtype, as_bits=jax.default_backend() == "cpu")
+    # With its kernels a CPU's memory is taken block by block, when a block is first written.
+    new = pallas_kernels.untouched if model.attention == "llvm" else jnp.zeros
+    return kv_pool.allocate(shape, kv_dtype, as_bits=jax.default_backend() == "cpu", new=new)
 
 
 def _wants_logprobs(sequence: Sequence) -> bool:

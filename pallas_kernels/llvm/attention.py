@@ -17,9 +17,9 @@ from pallas_kernels.kv_format import KVRows
 from pallas_kernels.llvm import ffi
 from pallas_kernels.llvm.compiler import compiled
 from pallas_kernels.llvm.ffi import dim, integer, operand, result
-from pallas_kernels.llvm.instructions import allocate, floats, free, ints, prefetch
+from pallas_kernels.llvm.instructions import floats, ints, prefetch
 from pallas_kernels.llvm.softmax import LEAST, MASKED, TILE, accumulate
-from pallas_kernels.llvm.tiles import dot_products, panel_product, strip_product
+from pallas_kernels.llvm.tiles import dot_products, panel_product, strip_product, turn
 from pallas_kernels.llvm.vectors import LANES, PANEL
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _Q, _K, _V, _LAYER, _TABLES, _WINDOW, _SCALE, _SOFT_CAP = range(8)
 _LANES_OF, _CONTEXT_LENS, _NUM_QUERIES = 8, 9, 10
 _TILE_LANES, _TILE_STARTS, _TILE_LENS, _TILE_POSITIONS, _TILES_USED, _ONTO = range(8, 14)
 
+_QUERIES = 16
+"""Queries that values are added for at once: between the first and the last one's keys."""
 _EXPONENT = 0x7F800000
 """Bits of a float32 number's exponent: all are set if it is infinite or not a number."""
 
@@ -179,7 +181,13 @@ def _decode_count(frame):
 
 
 @no_type_check
-def _decode(frame, query):
+def _decode_scratch_bytes(frame):
+    """Each head's query, weighted sum, scores, largest score and sum of weights."""
+    return 4 * dim(frame, _Q, 1) * (2 * dim(frame, _Q, 2) + TILE + 2)
+
+
+@no_type_check
+def _decode(frame, query, scratch):
     heads, width = dim(frame, _Q, 1), dim(frame, _Q, 2)
     kv_heads = dim(frame, _K, 3)
     group = heads // kv_heads
@@ -195,7 +203,6 @@ def _decode(frame, query):
     scale = ffi.number(frame, _SCALE)
     row_bytes = 4 * kv_heads * width
 
-    scratch = allocate(4 * heads * (2 * width + TILE + 2))
     q = scratch
     weighted = q + 4 * heads * width
     scores = weighted + 4 * heads * width
@@ -266,10 +273,11 @@ def _decode(frame, query):
         first += TILE
     for head in range(heads):
         _divide(weighted + 4 * head * width, running[2 * head + 1], out + 4 * head * width, width)
-    free(scratch)
 
 
-ffi.register("jaxpaged.decode", _decode_count, _decode)
+ffi.register(
+    "jaxpaged.decode", count=_decode_count, scratch_bytes=_decode_scratch_bytes, work=_decode
+)
 
 
 @no_type_check
@@ -278,7 +286,18 @@ def _prefill_count(frame):
 
 
 @no_type_check
-def _prefill(frame, item):
+def _prefill_scratch_bytes(frame):
+    """As for decode, for each row of the longest tile; the keys, the values, the keys turned."""
+    lens = ints(operand(frame, _TILE_LENS))
+    longest = 0
+    for tile in range(integer(frame, _TILES_USED)):
+        longest = max(longest, lens[tile])
+    rows, width = longest * (dim(frame, _Q, 1) // dim(frame, _K, 3)), dim(frame, _Q, 2)
+    return 4 * (rows * (2 * width + TILE + 2) + 3 * TILE * width)
+
+
+@no_type_check
+def _prefill(frame, item, scratch):
     heads, width = dim(frame, _Q, 1), dim(frame, _Q, 2)
     kv_heads = dim(frame, _K, 3)
     group = heads // kv_heads
@@ -293,13 +312,13 @@ def _prefill(frame, item):
     scale = ffi.number(frame, _SCALE)
 
     # For one head of keys: its queries, a row for each query and head of the group.
-    scratch = allocate(4 * (rows * (2 * width + TILE + 2) + 2 * TILE * width))
     q = scratch
     weighted = q + 4 * rows * width
     scores = weighted + 4 * rows * width
     states = scores + 4 * rows * TILE
     k_tile = states + 8 * rows
     v_tile = k_tile + 4 * TILE * width
+    turned = v_tile + 4 * TILE * width
     scaled, sums, running = floats(q), floats(weighted), floats(states)
     given = floats(operand(frame, _Q))
     for query in range(num_queries):
@@ -312,9 +331,7 @@ def _prefill(frame, item):
         running[2 * row] = LEAST
         running[2 * row + 1] = 0.0
 
-    turned, values = floats(k_tile), floats(v_tile)
-    for index in range(TILE * width):
-        turned[index] = 0.0
+    keys, values = floats(k_tile), floats(v_tile)
     first = start // TILE * TILE
     while first < end:
         low, high = max(first, start), min(first + TILE, end)
@@ -329,59 +346,55 @@ def _prefill(frame, item):
                 v_row = floats(v_at + 4 * (offset * kv_heads + head) * width)
                 place = key + offset - first
                 for index in range(width):
-                    turned[index * TILE + place] = k_row[index]
+                    keys[place * width + index] = k_row[index]
                 for index in range(width):
                     values[place * width + index] = v_row[index]
                 v_bits = ints(v_at + 4 * (offset * kv_heads + head) * width)
                 for index in range(width):
                     largest_exponent = max(largest_exponent, v_bits[index] & _EXPONENT)
             key += run
+        # Rows of the tile that were not read hold anything; their scores are masked.
+        turn(k_tile, width, turned, TILE, TILE, width)
+        # Queries in front of these keys see none of them.
+        blind = min(max(first - position, 0), num_queries) * group
         for column in range(0, TILE, PANEL):
             panel_product(
-                q, width, k_tile + 4 * column, TILE, scores + 4 * column, TILE, rows, width, False
-            )
-        _cap(frame, scores, rows * TILE)
+                q + 4 * blind * width, width, turned + 4 * column, TILE,
+                scores + 4 * (blind * TILE + column), TILE, rows - blind, width, False,
+            )  # fmt: skip
+        _cap(frame, scores + 4 * blind * TILE, (rows - blind) * TILE)
         row_scores = floats(scores)
-        for row in range(rows):
+        for row in range(blind, rows):
             at = position + row // group
             seen_from, seen_to = max(at - window + 1, low), min(at + 1, high)
             for place in range(min(seen_from - first, TILE)):
                 row_scores[row * TILE + place] = MASKED
-            for place in range(max(seen_to - first, 0), TILE):
+            for place in range(seen_to - first, TILE):
                 row_scores[row * TILE + place] = MASKED
             accumulate(scores + 4 * row * TILE, states + 8 * row, weighted + 4 * row * width, width)
-        skip = low - first
-        if largest_exponent < _EXPONENT:
-            _add_values(
-                scores + 4 * skip,
-                v_tile + 4 * skip * width,
-                width,
-                weighted,
-                rows,
-                high - low,
-                width,
-            )
-        else:
-            # Zero times what is not finite is not zero: each query takes what it sees and no more.
-            for query in range(num_queries):
-                at = position + query
-                seen_from, seen_to = max(at - window + 1, low), min(at + 1, high)
-                if seen_from < seen_to:
-                    _add_values(
-                        scores + 4 * (query * group * TILE + seen_from - first),
-                        v_tile + 4 * (seen_from - first) * width,
-                        width,
-                        weighted + 4 * query * group * width,
-                        group,
-                        seen_to - seen_from,
-                        width,
-                    )
+        # Zero times what is not finite is not zero: then each query takes what it sees and no more.
+        step = _QUERIES if largest_exponent < _EXPONENT else 1
+        for query in range(blind // group, num_queries, step):
+            count = min(step, num_queries - query)
+            seen_from = max(position + query - window + 1, low)
+            seen_to = min(position + query + count, high)
+            if seen_from < seen_to:
+                _add_values(
+                    scores + 4 * (query * group * TILE + seen_from - first),
+                    v_tile + 4 * (seen_from - first) * width,
+                    width,
+                    weighted + 4 * query * group * width,
+                    count * group,
+                    seen_to - seen_from,
+                    width,
+                )
         first += TILE
     out = result(frame, 0)
     for row in range(rows):
         at = ((token + row // group) * heads + head * group + row % group) * width
         _divide(weighted + 4 * row * width, running[2 * row + 1], out + 4 * at, width)
-    free(scratch)
 
 
-ffi.register("jaxpaged.prefill", _prefill_count, _prefill)
+ffi.register(
+    "jaxpaged.prefill", count=_prefill_count, scratch_bytes=_prefill_scratch_bytes, work=_prefill
+)

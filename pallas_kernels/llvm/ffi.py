@@ -95,27 +95,38 @@ def number(frame, index):
     return floats(operand(frame, index))[0]
 
 
-def register(name: str, count: Callable[..., int], work: Callable[..., None]) -> None:
+def register(
+    name: str,
+    *,
+    count: Callable[..., int],
+    scratch_bytes: Callable[..., int],
+    work: Callable[..., None],
+) -> None:
     """Compiles functions and makes them callable from JAX programs, as target `name` on CPUs.
 
     Args:
         name: For `jax.ffi.ffi_call`.
         count: Given the call's frame, how many items of work there are.
-        work: Does an item, given the frame and the item's index. XLA's threads share the items.
+        scratch_bytes: Given the frame, how much memory a thread needs for itself.
+        work: Does an item, given the frame, the item's index, and the address of the thread's
+            memory. XLA's threads share the items.
     """
 
-    count = compiled(count)
-    work = outlined(types.void, types.intp, types.intp)(work)
+    count, scratch_bytes = compiled(count), compiled(scratch_bytes)
+    work = outlined(types.void, types.intp, types.intp, types.intp)(work)
 
     @c_function(types.intp, types.intp)
     @no_type_check
     def take_items(shared):
         frame, items = word(shared + _FRAME), word(shared + _ITEMS)
         item = add_to_word(shared + _NEXT, 1)
-        while item < items:
-            work(frame, item)
-            add_to_word(shared + _DONE, 1)
-            item = add_to_word(shared + _NEXT, 1)
+        if item < items:
+            scratch = allocate(scratch_bytes(frame))
+            while item < items:
+                work(frame, item, scratch)
+                add_to_word(shared + _DONE, 1)
+                item = add_to_word(shared + _NEXT, 1)
+            free(scratch)
         # A thread may come when all is done and the frame is gone, so what is shared stays for it.
         if add_to_word(shared + _HOLDERS, -1) == 1:
             free(shared)

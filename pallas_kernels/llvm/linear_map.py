@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.llvm import ffi
 from pallas_kernels.llvm.compiler import compiled
 from pallas_kernels.llvm.ffi import dim, integer, operand, result
-from pallas_kernels.llvm.instructions import allocate, floats, free
+from pallas_kernels.llvm.instructions import floats
 from pallas_kernels.llvm.tiles import panel_product, strip_product
 from pallas_kernels.llvm.vectors import LANES, PANEL
 
@@ -82,7 +82,7 @@ def _copy(source, source_stride, target, target_stride, rows, columns):
 
 
 @no_type_check
-def _linear(frame, item):
+def _linear(frame, item, scratch):
     rows, inner = dim(frame, _X, 0), dim(frame, _X, 1)
     num_panels, width = dim(frame, _PANELS, 1), ffi.result_dim(frame, 0, 1)
     chunk, panel = item // num_panels, item % num_panels
@@ -97,7 +97,7 @@ def _linear(frame, item):
     matrix += 4 * (integer(frame, _LAYER) * num_panels + panel) * inner * PANEL
     # The last panel may be wider than what is left of a row: its product is put together elsewhere.
     is_whole = columns == PANEL
-    sums = y if is_whole else allocate(4 * _ROWS * PANEL)
+    sums = y if is_whole else scratch
     stride = width if is_whole else PANEL
     adds = ffi.num_operands(frame) > _ADDED
     if adds:
@@ -111,7 +111,6 @@ def _linear(frame, item):
         )  # fmt: skip
     if not is_whole:
         _copy(sums, stride, y, width, live, columns)
-        free(sums)
     _clear(y + 4 * live * width, last - first - live, width, 0, columns)
 
 
@@ -121,7 +120,7 @@ def _head_items(frame):
 
 
 @no_type_check
-def _head(frame, item):
+def _head(frame, item, scratch):
     """Logits of `_ROWS` tokens for all live rows, by which the table's rows are multiplied."""
     inner, padded = dim(frame, _COLUMNS, 0), dim(frame, _COLUMNS, 1)
     vocabulary, num_rows = dim(frame, _TABLE, 0), ffi.result_dim(frame, 0, 0)
@@ -130,7 +129,6 @@ def _head(frame, item):
     live = min(integer(frame, _NUM_COLUMNS), num_rows)
     table = operand(frame, _TABLE) + 4 * first * inner
     out = floats(result(frame, 0))
-    scratch = allocate(4 * _ROWS * PANEL)
     found = floats(scratch)
     column = 0
     while column < live:
@@ -149,11 +147,16 @@ def _head(frame, item):
             for token in range(tokens):
                 out[at + token] = found[token * PANEL + row]
         column += PANEL
-    free(scratch)
     _clear(
         result(frame, 0) + 4 * live * vocabulary, num_rows - live, vocabulary, first, first + tokens
     )
 
 
-ffi.register("jaxpaged.linear", _linear_items, _linear)
-ffi.register("jaxpaged.head", _head_items, _head)
+@no_type_check
+def _scratch_bytes(frame):
+    """A tile of a chunk's rows."""
+    return 4 * _ROWS * PANEL
+
+
+ffi.register("jaxpaged.linear", count=_linear_items, scratch_bytes=_scratch_bytes, work=_linear)
+ffi.register("jaxpaged.head", count=_head_items, scratch_bytes=_scratch_bytes, work=_head)

@@ -7,8 +7,8 @@ from numba import types
 from numba.core import cgutils
 
 from pallas_kernels.llvm.compiler import outlined
-from pallas_kernels.llvm.instructions import FLOAT, WORD, Builder, Value, floats, instruction
-from pallas_kernels.llvm.vectors import LANES, VECTOR, fused, place, reduce, splat
+from pallas_kernels.llvm.instructions import WORD, Builder, Value, floats, instruction
+from pallas_kernels.llvm.vectors import LANES, VECTOR, added, folded, fused, larger, place, splat
 
 TILE = 64
 """Scores of a row that are taken in at once."""
@@ -62,13 +62,11 @@ def _exp(builder: Builder, x: Value) -> Value:
 @instruction(types.float32, types.intp)
 def _largest(builder: Builder, scores: Value) -> Value:
     """The largest of `TILE` numbers."""
-    largest = None
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 2)
-    maximum = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.v{LANES}f32")
-    for at in range(0, TILE, LANES):
+    largest = builder.load(place(builder, scores, WORD(0), VECTOR), align=4)
+    for at in range(LANES, TILE, LANES):
         vector = builder.load(place(builder, scores, WORD(at), VECTOR), align=4)
-        largest = vector if largest is None else builder.call(maximum, [largest, vector])
-    return reduce(builder, "fmax", largest)
+        largest = larger(builder, vector, largest)
+    return folded(builder, larger, largest)
 
 
 @instruction(types.float32, types.intp, types.float32)
@@ -81,7 +79,7 @@ def _weigh(builder: Builder, scores: Value, peak: Value) -> Value:
         weights = _exp(builder, builder.fsub(builder.load(where, align=4), peaks))
         builder.store(weights, where, align=4)
         total = builder.fadd(total, weights)
-    return reduce(builder, "fadd", total, FLOAT(0.0), flags=("reassoc",))
+    return folded(builder, added, total)
 
 
 @instruction(types.float32, types.float32)

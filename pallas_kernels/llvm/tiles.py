@@ -16,9 +16,10 @@ from pallas_kernels.llvm.vectors import (
     LANES,
     SHAPE,
     VECTOR,
+    added,
+    folded,
     fused,
     place,
-    reduce,
     splat,
 )
 
@@ -251,8 +252,7 @@ def _dot_rows(rows: int) -> Any:
         builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
         builder.position_at_end(after)
         for row, sum_ in enumerate(new_sums):
-            # In pairs, not one after the other.
-            total = reduce(builder, "fadd", sum_, FLOAT(0.0), flags=("reassoc",))
+            total = folded(builder, added, sum_)
             builder.store(
                 total, place(builder, c, builder.mul(c_stride, WORD(row)), FLOAT), align=4
             )
@@ -277,3 +277,38 @@ def dot_products(a, a_stride, b, c, c_stride, rows, inner):
         _dots_2(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
     elif row < rows:
         _dots_1(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
+
+
+@instruction(types.void, *[types.intp] * 4)
+def _turn_block(builder: Builder, a: Value, a_stride: Value, b: Value, b_stride: Value) -> None:
+    """`b = a.T` for `LANES` rows and columns: bit by bit, rows and lanes change places."""
+    rows: list[Value] = [
+        builder.load(place(builder, a, builder.mul(a_stride, WORD(row)), VECTOR), align=4)
+        for row in range(LANES)
+    ]
+    bit = 1
+    while bit < LANES:
+        # Lane j of the first comes from lane j of a, or from b; 'LANES +' counts on into b.
+        firsts = [j if not j & bit else LANES + (j ^ bit) for j in range(LANES)]
+        seconds = [j | bit if not j & bit else LANES + j for j in range(LANES)]
+        kind = ir.VectorType(ir.IntType(32), LANES)
+        for row in range(LANES):
+            if not row & bit:
+                pair = rows[row], rows[row | bit]
+                rows[row] = builder.shuffle_vector(*pair, ir.Constant(kind, firsts))
+                rows[row | bit] = builder.shuffle_vector(*pair, ir.Constant(kind, seconds))
+        bit *= 2
+    for row, vector in enumerate(rows):
+        builder.store(vector, place(builder, b, builder.mul(b_stride, WORD(row)), VECTOR), align=4)
+
+
+@outlined(types.void, *[types.intp] * 6)
+@no_type_check
+def turn(a, a_stride, b, b_stride, rows, columns):
+    """`b = a.T`, of addresses; rows and columns are multiples of `LANES`."""
+    for row in range(0, rows, LANES):
+        for column in range(0, columns, LANES):
+            _turn_block(
+                a + 4 * (row * a_stride + column), a_stride,
+                b + 4 * (column * b_stride + row), b_stride,
+            )  # fmt: skip

@@ -1,5 +1,6 @@
 """Vectors of float32 numbers, as wide as the registers of this machine."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from llvmlite import binding, ir
@@ -53,12 +54,25 @@ def fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     return builder.call(fma, [a, b, c])
 
 
-def reduce(
-    builder: Builder, name: str, vector: Value, *start: Value, flags: tuple[str, ...] = ()
+def larger(builder: Builder, a: Value, b: Value) -> Value:
+    """The larger number of each lane; the second one where one of them is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def folded(
+    builder: Builder, operation: Callable[[Builder, Value, Value], Value], vector: Value
 ) -> Value:
-    """What LLVM's reduction of that name makes of a vector's numbers."""
-    kind = ir.FunctionType(FLOAT, [*(FLOAT for _ in start), VECTOR])
-    reduce = cgutils.get_or_insert_function(
-        builder.module, kind, f"llvm.vector.reduce.{name}.v{LANES}f32"
-    )
-    return builder.call(reduce, [*start, vector], fastmath=flags)
+    """The numbers of a vector put together: its halves, then the halves of that, to the last."""
+    unset = ir.Constant(VECTOR, ir.Undefined)
+    width = LANES // 2
+    while width:
+        lanes = [lane ^ width for lane in range(LANES)]
+        other = ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes)
+        vector = operation(builder, vector, builder.shuffle_vector(vector, unset, other))
+        width //= 2
+    return builder.extract_element(vector, ir.IntType(32)(0))
+
+
+def added(builder: Builder, a: Value, b: Value) -> Value:
+    """`a + b`."""
+    return builder.fadd(a, b)
