@@ -38,6 +38,7 @@ COLUMNS = {
     "ratio": "of the best other",
     "wall_seconds": "seconds",
     "output_per_second": "new tokens/s",
+    "first_token_ms": "first token ms",
     "peak_rss_mib": "peak MiB",
     "load_seconds": "load s",
     "warm_up_seconds": "warm-up s",

@@ -18,9 +18,10 @@ from pallas_kernels.llvm import ffi
 from pallas_kernels.llvm.compiler import compiled
 from pallas_kernels.llvm.ffi import dim, integer, operand, result
 from pallas_kernels.llvm.instructions import floats, ints, prefetch
-from pallas_kernels.llvm.softmax import LEAST, MASKED, TILE, accumulate
+from pallas_kernels.llvm.softmax import LEAST, LOG2_E, MASKED, TILE, accumulate
 from pallas_kernels.llvm.tiles import dot_products, panel_product, strip_product, turn
 from pallas_kernels.llvm.vectors import LANES, PANEL
+from pallas_kernels.xla import TILE_QUERIES
 
 if TYPE_CHECKING:
     from pallas_kernels.api import PrefillTiles
@@ -55,8 +56,10 @@ def decode_attention(
     """Decode attention; see `pallas_kernels.api.decode_attention`."""
     shared = _shared_operands(q, k, v, layer, block_tables, window, scale, soft_cap)
     own = (jnp.asarray(x, jnp.int32) for x in (token_lanes, context_lens, num_queries))
-    call = jax.ffi.ffi_call("jaxpaged.decode", jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(*shared, *own)
+    # Each head's query, weighted sum, scores, largest score and sum of weights.
+    scratch = q.shape[1] * (2 * q.shape[2] + TILE + 2)
+    result = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+    return ffi.ffi_call("jaxpaged.decode", result, *shared, *own, scratch=scratch)
 
 
 def prefill_attention(
@@ -78,12 +81,18 @@ def prefill_attention(
         jnp.asarray(x, jnp.int32)
         for x in (tiles.lanes, tiles.starts, tiles.lens, tiles.positions, tiles.used)
     )
-    call = jax.ffi.ffi_call(
+    # As for decode, for each row of a tile; the keys, the values, the keys turned.
+    num_rows = min(TILE_QUERIES, q.shape[0]) * (q.shape[1] // k.values.shape[3])
+    scratch = num_rows * (2 * q.shape[2] + TILE + 2) + 3 * TILE * q.shape[2]
+    return ffi.ffi_call(
         "jaxpaged.prefill",
         jax.ShapeDtypeStruct(q.shape, jnp.float32),
-        input_output_aliases={_ONTO: 0},
+        *shared,
+        *own,
+        onto,
+        scratch=scratch,
+        aliases={_ONTO: 0},
     )
-    return call(*shared, *own, onto)
 
 
 def _shared_operands(
@@ -123,13 +132,21 @@ def _slot(frame, rows, lane, position):
 
 @compiled
 @no_type_check
+def _query_factor(frame):
+    """What queries are multiplied by, so that products are scores as the softmax takes them."""
+    scale = ffi.number(frame, _SCALE)
+    return scale if ffi.number(frame, _SOFT_CAP) > 0 else scale * np.float32(LOG2_E)
+
+
+@compiled
+@no_type_check
 def _cap(frame, scores, count):
     """Scores that go to infinity go to the cap."""
     cap = ffi.number(frame, _SOFT_CAP)
     if cap > 0:
         values = floats(scores)
         for index in range(count):
-            values[index] = cap * math.tanh(values[index] / cap)
+            values[index] = cap * math.tanh(values[index] / cap) * np.float32(LOG2_E)
 
 
 @compiled
@@ -181,17 +198,11 @@ def _decode_count(frame):
 
 
 @no_type_check
-def _decode_scratch_bytes(frame):
-    """Each head's query, weighted sum, scores, largest score and sum of weights."""
-    return 4 * dim(frame, _Q, 1) * (2 * dim(frame, _Q, 2) + TILE + 2)
-
-
-@no_type_check
 def _decode(frame, query, scratch):
     heads, width = dim(frame, _Q, 1), dim(frame, _Q, 2)
     kv_heads = dim(frame, _K, 3)
     group = heads // kv_heads
-    out = result(frame, 0) + 4 * query * heads * width
+    out = result(frame) + 4 * query * heads * width
     if query >= integer(frame, _NUM_QUERIES):
         row = floats(out)
         for index in range(heads * width):
@@ -200,7 +211,7 @@ def _decode(frame, query, scratch):
     lane = ints(operand(frame, _LANES_OF))[query]
     end = ints(operand(frame, _CONTEXT_LENS))[query]
     start = max(end - integer(frame, _WINDOW), 0)
-    scale = ffi.number(frame, _SCALE)
+    factor = _query_factor(frame)
     row_bytes = 4 * kv_heads * width
 
     q = scratch
@@ -209,7 +220,7 @@ def _decode(frame, query, scratch):
     states = scores + 4 * heads * TILE
     given, scaled, sums = floats(operand(frame, _Q)), floats(q), floats(weighted)
     for index in range(heads * width):
-        scaled[index] = given[query * heads * width + index] * scale
+        scaled[index] = given[query * heads * width + index] * factor
         sums[index] = 0.0
     running = floats(states)
     for head in range(heads):
@@ -275,25 +286,12 @@ def _decode(frame, query, scratch):
         _divide(weighted + 4 * head * width, running[2 * head + 1], out + 4 * head * width, width)
 
 
-ffi.register(
-    "jaxpaged.decode", count=_decode_count, scratch_bytes=_decode_scratch_bytes, work=_decode
-)
+ffi.register("jaxpaged.decode", count=_decode_count, work=_decode)
 
 
 @no_type_check
 def _prefill_count(frame):
     return integer(frame, _TILES_USED) * dim(frame, _K, 3)
-
-
-@no_type_check
-def _prefill_scratch_bytes(frame):
-    """As for decode, for each row of the longest tile; the keys, the values, the keys turned."""
-    lens = ints(operand(frame, _TILE_LENS))
-    longest = 0
-    for tile in range(integer(frame, _TILES_USED)):
-        longest = max(longest, lens[tile])
-    rows, width = longest * (dim(frame, _Q, 1) // dim(frame, _K, 3)), dim(frame, _Q, 2)
-    return 4 * (rows * (2 * width + TILE + 2) + 3 * TILE * width)
 
 
 @no_type_check
@@ -309,7 +307,7 @@ def _prefill(frame, item, scratch):
     window = integer(frame, _WINDOW)
     start, end = max(position - window + 1, 0), position + num_queries
     rows = num_queries * group
-    scale = ffi.number(frame, _SCALE)
+    factor = _query_factor(frame)
 
     # For one head of keys: its queries, a row for each query and head of the group.
     q = scratch
@@ -324,7 +322,7 @@ def _prefill(frame, item, scratch):
     for query in range(num_queries):
         at = ((token + query) * heads + head * group) * width
         for index in range(group * width):
-            scaled[query * group * width + index] = given[at + index] * scale
+            scaled[query * group * width + index] = given[at + index] * factor
     for index in range(rows * width):
         sums[index] = 0.0
     for row in range(rows):
@@ -364,14 +362,17 @@ def _prefill(frame, item, scratch):
             )  # fmt: skip
         _cap(frame, scores + 4 * blind * TILE, (rows - blind) * TILE)
         row_scores = floats(scores)
-        for row in range(blind, rows):
-            at = position + row // group
-            seen_from, seen_to = max(at - window + 1, low), min(at + 1, high)
-            for place in range(min(seen_from - first, TILE)):
-                row_scores[row * TILE + place] = MASKED
-            for place in range(seen_to - first, TILE):
-                row_scores[row * TILE + place] = MASKED
-            accumulate(scores + 4 * row * TILE, states + 8 * row, weighted + 4 * row * width, width)
+        for query in range(blind // group, num_queries):
+            seen_from = max(position + query - window + 1, low) - first
+            seen_to = min(position + query + 1, high) - first
+            for row in range(query * group, (query + 1) * group):
+                for place in range(min(seen_from, TILE)):
+                    row_scores[row * TILE + place] = MASKED
+                for place in range(seen_to, TILE):
+                    row_scores[row * TILE + place] = MASKED
+                accumulate(
+                    scores + 4 * row * TILE, states + 8 * row, weighted + 4 * row * width, width
+                )
         # Zero times what is not finite is not zero: then each query takes what it sees and no more.
         step = _QUERIES if largest_exponent < _EXPONENT else 1
         for query in range(blind // group, num_queries, step):
@@ -389,12 +390,10 @@ def _prefill(frame, item, scratch):
                     width,
                 )
         first += TILE
-    out = result(frame, 0)
+    out = result(frame)
     for row in range(rows):
         at = ((token + row // group) * heads + head * group + row % group) * width
         _divide(weighted + 4 * row * width, running[2 * row + 1], out + 4 * at, width)
 
 
-ffi.register(
-    "jaxpaged.prefill", count=_prefill_count, scratch_bytes=_prefill_scratch_bytes, work=_prefill
-)
+ffi.register("jaxpaged.prefill", count=_prefill_count, work=_prefill)

@@ -5,11 +5,14 @@ JAX that the project takes (interface 0.3 to 0.5), and such structs only grow at
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any, no_type_check
 
 import jax
+import jax.numpy as jnp
 import numba
+from jaxtyping import Array
 from numba import types
 
 from pallas_kernels.llvm.compiler import c_function, compiled, outlined
@@ -41,9 +44,35 @@ _METADATA, _METADATA_VERSION = _WORD * 3, _WORD * 3
 _ASKS_METADATA = 1
 
 # What the threads of one call share: the next item, how many are done, how many there are, the
-# threads that still hold this, the frame; then the arguments of a call to the interface.
-_NEXT, _DONE, _ITEMS, _HOLDERS, _FRAME, _CALL = (_WORD * at for at in range(6))
-_SHARED_BYTES = _WORD * 11
+# threads that work, those that still hold this, the frame; then the arguments of a call to the
+# interface.
+_NEXT, _DONE, _ITEMS, _WORKERS, _HOLDERS, _FRAME, _CALL = (_WORD * at for at in range(7))
+_SHARED_BYTES = _WORD * 12
+
+# Every call has two results: what it is for, and memory for each thread to work in.
+_RESULT, _SCRATCH = range(2)
+
+
+def ffi_call(
+    name: str,
+    result: jax.ShapeDtypeStruct,
+    *operands: Array,
+    scratch: int = 0,
+    aliases: dict[int, int] | None = None,
+) -> Array:
+    """Calls a target that was registered, from a JAX program.
+
+    Args:
+        name: The target.
+        result: What it gives.
+        operands: What it is given.
+        scratch: Float32 numbers that a thread needs for itself. They are XLA's: memory that is
+            asked of the system and given back in each call costs more than some of the work.
+        aliases: Operands that are written onto, and result 0.
+    """
+    memory = jax.ShapeDtypeStruct((os.cpu_count() or 1, scratch), jnp.float32)
+    call = jax.ffi.ffi_call(name, (result, memory), input_output_aliases=aliases)
+    return call(*operands)[0]
 
 
 @compiled
@@ -62,9 +91,9 @@ def operand(frame, index):
 
 @compiled
 @no_type_check
-def result(frame, index):
-    """Where the data of a result go."""
-    return word(word(word(frame + _RESULTS) + _WORD * index) + _DATA)
+def result(frame):
+    """Where the data of the result go."""
+    return word(word(word(frame + _RESULTS) + _WORD * _RESULT) + _DATA)
 
 
 @compiled
@@ -76,9 +105,24 @@ def dim(frame, index, axis):
 
 @compiled
 @no_type_check
-def result_dim(frame, index, axis):
-    """Length of an axis of a result."""
-    return word(word(word(word(frame + _RESULTS) + _WORD * index) + _DIMS) + _WORD * axis)
+def result_dim(frame, axis):
+    """Length of an axis of the result."""
+    return word(word(word(word(frame + _RESULTS) + _WORD * _RESULT) + _DIMS) + _WORD * axis)
+
+
+@compiled
+@no_type_check
+def _scratch_dim(frame, axis):
+    """Threads that there is memory for, or float32 numbers of each."""
+    return word(word(word(word(frame + _RESULTS) + _WORD * _SCRATCH) + _DIMS) + _WORD * axis)
+
+
+@compiled
+@no_type_check
+def _scratch(frame, worker):
+    """A thread's memory."""
+    data = word(word(word(frame + _RESULTS) + _WORD * _SCRATCH) + _DATA)
+    return data + 4 * worker * _scratch_dim(frame, 1)
 
 
 @compiled
@@ -95,24 +139,17 @@ def number(frame, index):
     return floats(operand(frame, index))[0]
 
 
-def register(
-    name: str,
-    *,
-    count: Callable[..., int],
-    scratch_bytes: Callable[..., int],
-    work: Callable[..., None],
-) -> None:
+def register(name: str, *, count: Callable[..., int], work: Callable[..., None]) -> None:
     """Compiles functions and makes them callable from JAX programs, as target `name` on CPUs.
 
     Args:
         name: For `jax.ffi.ffi_call`.
         count: Given the call's frame, how many items of work there are.
-        scratch_bytes: Given the frame, how much memory a thread needs for itself.
         work: Does an item, given the frame, the item's index, and the address of the thread's
             memory. XLA's threads share the items.
     """
 
-    count, scratch_bytes = compiled(count), compiled(scratch_bytes)
+    count = compiled(count)
     work = outlined(types.void, types.intp, types.intp, types.intp)(work)
 
     @c_function(types.intp, types.intp)
@@ -121,12 +158,11 @@ def register(
         frame, items = word(shared + _FRAME), word(shared + _ITEMS)
         item = add_to_word(shared + _NEXT, 1)
         if item < items:
-            scratch = allocate(scratch_bytes(frame))
+            scratch = _scratch(frame, add_to_word(shared + _WORKERS, 1))
             while item < items:
                 work(frame, item, scratch)
                 add_to_word(shared + _DONE, 1)
                 item = add_to_word(shared + _NEXT, 1)
-            free(scratch)
         # A thread may come when all is done and the frame is gone, so what is shared stays for it.
         if add_to_word(shared + _HOLDERS, -1) == 1:
             free(shared)
@@ -145,6 +181,8 @@ def register(
             set_word(metadata + _METADATA_VERSION, word(api + _VERSION))
             return 0
         items = count(frame)
+        if items == 0:
+            return 0
         shared = allocate(_SHARED_BYTES)
         arguments = shared + _CALL
         set_word(arguments, 4 * _WORD)
@@ -152,10 +190,11 @@ def register(
         set_word(arguments + 2 * _WORD, word(frame + _CONTEXT))
         set_word(arguments + 3 * _WORD, shared + _DONE)
         call(word(api + _NUM_THREADS), arguments)
-        helpers = max(min(word(shared + _DONE), items) - 1, 0)
+        helpers = min(word(shared + _DONE), items, _scratch_dim(frame, 0)) - 1
         set_word(shared + _NEXT, 0)
         set_word(shared + _DONE, 0)
         set_word(shared + _ITEMS, items)
+        set_word(shared + _WORKERS, 0)
         set_word(shared + _HOLDERS, helpers + 2)
         set_word(shared + _FRAME, frame)
         set_word(arguments, 5 * _WORD)

@@ -22,6 +22,8 @@ AnyArray = Array | np.ndarray
 
 _ROWS = 96
 """Rows of an item of work, and rows of the head's table."""
+_TILE = _ROWS * PANEL
+"""Numbers of an item's result."""
 _INNER = 768
 """Rows of a panel that are taken at once: they and the rows' numbers stay in a core's cache."""
 
@@ -39,11 +41,10 @@ def linear(
     added: Float[Array, "T O"] | None = None,
 ) -> Float[Array, "T O"]:
     """See `pallas_kernels.linear_map.linear`."""
-    call = jax.ffi.ffi_call(
-        "jaxpaged.linear", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
-    )
-    operands = (x, panels, jnp.asarray(layer, jnp.int32), jnp.asarray(num_rows, jnp.int32))
-    return call(*operands) if added is None else call(*operands, added)
+    result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
+    place = (jnp.asarray(layer, jnp.int32), jnp.asarray(num_rows, jnp.int32))
+    operands = (x, panels, *place) if added is None else (x, panels, *place, added)
+    return ffi.ffi_call("jaxpaged.linear", result, *operands, scratch=_TILE)
 
 
 def head(
@@ -51,10 +52,9 @@ def head(
 ) -> Float[Array, "R V"]:
     """See `pallas_kernels.linear_map.head`."""
     columns = jnp.pad(x, ((0, -x.shape[0] % PANEL), (0, 0))).T
-    call = jax.ffi.ffi_call(
-        "jaxpaged.head", jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
-    )
-    return call(columns, table, jnp.asarray(num_rows, jnp.int32))
+    result = jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
+    count = jnp.asarray(num_rows, jnp.int32)
+    return ffi.ffi_call("jaxpaged.head", result, columns, table, count, scratch=_TILE)
 
 
 @compiled
@@ -84,7 +84,7 @@ def _copy(source, source_stride, target, target_stride, rows, columns):
 @no_type_check
 def _linear(frame, item, scratch):
     rows, inner = dim(frame, _X, 0), dim(frame, _X, 1)
-    num_panels, width = dim(frame, _PANELS, 1), ffi.result_dim(frame, 0, 1)
+    num_panels, width = dim(frame, _PANELS, 1), ffi.result_dim(frame, 1)
     chunk, panel = item // num_panels, item % num_panels
     first = chunk * _ROWS
     last = min(first + _ROWS, rows)
@@ -92,7 +92,7 @@ def _linear(frame, item, scratch):
     column = panel * PANEL
     columns = min(PANEL, width - column)
     x = operand(frame, _X) + 4 * first * inner
-    y = result(frame, 0) + 4 * (first * width + column)
+    y = result(frame) + 4 * (first * width + column)
     matrix = operand(frame, _PANELS)
     matrix += 4 * (integer(frame, _LAYER) * num_panels + panel) * inner * PANEL
     # The last panel may be wider than what is left of a row: its product is put together elsewhere.
@@ -123,12 +123,12 @@ def _head_items(frame):
 def _head(frame, item, scratch):
     """Logits of `_ROWS` tokens for all live rows, by which the table's rows are multiplied."""
     inner, padded = dim(frame, _COLUMNS, 0), dim(frame, _COLUMNS, 1)
-    vocabulary, num_rows = dim(frame, _TABLE, 0), ffi.result_dim(frame, 0, 0)
+    vocabulary, num_rows = dim(frame, _TABLE, 0), ffi.result_dim(frame, 0)
     first = item * _ROWS
     tokens = min(_ROWS, vocabulary - first)
     live = min(integer(frame, _NUM_COLUMNS), num_rows)
     table = operand(frame, _TABLE) + 4 * first * inner
-    out = floats(result(frame, 0))
+    out = floats(result(frame))
     found = floats(scratch)
     column = 0
     while column < live:
@@ -148,15 +148,9 @@ def _head(frame, item, scratch):
                 out[at + token] = found[token * PANEL + row]
         column += PANEL
     _clear(
-        result(frame, 0) + 4 * live * vocabulary, num_rows - live, vocabulary, first, first + tokens
+        result(frame) + 4 * live * vocabulary, num_rows - live, vocabulary, first, first + tokens
     )
 
 
-@no_type_check
-def _scratch_bytes(frame):
-    """A tile of a chunk's rows."""
-    return 4 * _ROWS * PANEL
-
-
-ffi.register("jaxpaged.linear", count=_linear_items, scratch_bytes=_scratch_bytes, work=_linear)
-ffi.register("jaxpaged.head", count=_head_items, scratch_bytes=_scratch_bytes, work=_head)
+ffi.register("jaxpaged.linear", count=_linear_items, work=_linear)
+ffi.register("jaxpaged.head", count=_head_items, work=_head)

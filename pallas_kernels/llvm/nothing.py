@@ -11,7 +11,7 @@ from pallas_kernels.llvm import ffi
 
 def leave(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """An array as XLA gets its memory from the system."""
-    return jax.ffi.ffi_call("jaxpaged.nothing", jax.ShapeDtypeStruct(shape, dtype))()
+    return ffi.ffi_call("jaxpaged.nothing", jax.ShapeDtypeStruct(shape, dtype))
 
 
 @no_type_check
@@ -24,4 +24,4 @@ def _work(frame, item, scratch):
     return
 
 
-ffi.register("jaxpaged.nothing", count=_none, scratch_bytes=_none, work=_work)
+ffi.register("jaxpaged.nothing", count=_none, work=_work)

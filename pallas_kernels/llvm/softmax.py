@@ -20,43 +20,41 @@ LEAST = -1e29
 
 _INTS = ir.VectorType(ir.IntType(32), LANES)
 
-# exp(x) = 2^n * exp(r), |r| <= ln(2) / 2: the coefficients of Cephes' expf, exact to a unit in the
-# last place; exp(0) is exactly 1.
-_LOG2_E = 1.44269504088896341
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+LOG2_E = 1.44269504088896341
+"""Scores are taken times this: exp(x) is 2 to the power of it."""
+
+# 2^r for |r| <= 1/2 is 1 plus r times this polynomial: the coefficients of Cephes' exp2f, right to
+# 1.7e-7 of the result. 2^0 is exactly 1.
 _COEFFICIENTS = (
-    1.9875691500e-4,
-    1.3981999507e-3,
-    8.3334519073e-3,
-    4.1665795894e-2,
-    1.6666665459e-1,
-    5.0000001201e-1,
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
 )
-# Below it the result is zero, not a denormal number.
-_LEAST_EXPONENT = -87.0
+# Up to this power the result is exactly zero: the bits of its exponent are.
+_LEAST_POWER = -127.0
 
 
 def _constant(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * LANES)
 
 
-def _exp(builder: Builder, x: Value) -> Value:
+def _exp2(builder: Builder, x: Value) -> Value:
     """Of numbers up to zero; NaN stays NaN."""
-    is_zero = builder.fcmp_ordered("<", x, _constant(_LEAST_EXPONENT))
-    x = builder.select(is_zero, _constant(_LEAST_EXPONENT), x)
+    least = _constant(_LEAST_POWER)
+    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
     kind = ir.FunctionType(VECTOR, [VECTOR])
     rint = cgutils.get_or_insert_function(builder.module, kind, f"llvm.rint.v{LANES}f32")
-    n = builder.call(rint, [builder.fmul(x, _constant(_LOG2_E))])
-    r = fused(builder, n, _constant(-_LN2_HIGH), x)
-    r = fused(builder, n, _constant(-_LN2_LOW), r)
+    n = builder.call(rint, [x])
+    r = builder.fsub(x, n)
     p = _constant(_COEFFICIENTS[0])
-    for coefficient in _COEFFICIENTS[1:]:
+    for coefficient in (*_COEFFICIENTS[1:], 1.0):
         p = fused(builder, p, r, _constant(coefficient))
-    p = fused(builder, p, builder.fmul(r, r), builder.fadd(r, _constant(1.0)))
     exponent = builder.add(builder.fptosi(n, _INTS), ir.Constant(_INTS, [127] * LANES))
     bits = builder.shl(exponent, ir.Constant(_INTS, [23] * LANES))
-    value = builder.fmul(p, builder.bitcast(bits, VECTOR))
-    return builder.select(is_zero, _constant(0.0), value)
+    return builder.fmul(p, builder.bitcast(bits, VECTOR))
 
 
 @instruction(types.float32, types.intp)
@@ -71,20 +69,20 @@ def _largest(builder: Builder, scores: Value) -> Value:
 
 @instruction(types.float32, types.intp, types.float32)
 def _weigh(builder: Builder, scores: Value, peak: Value) -> Value:
-    """Puts exp(score - peak) in place of `TILE` scores; their sum."""
+    """Puts 2^(score - peak) in place of `TILE` scores; their sum."""
     peaks = splat(builder, peak)
     total = _constant(0.0)
     for at in range(0, TILE, LANES):
         where = place(builder, scores, WORD(at), VECTOR)
-        weights = _exp(builder, builder.fsub(builder.load(where, align=4), peaks))
+        weights = _exp2(builder, builder.fsub(builder.load(where, align=4), peaks))
         builder.store(weights, where, align=4)
         total = builder.fadd(total, weights)
     return folded(builder, added, total)
 
 
 @instruction(types.float32, types.float32)
-def _exp_one(builder: Builder, x: Value) -> Value:
-    return builder.extract_element(_exp(builder, splat(builder, x)), ir.IntType(32)(0))
+def _exp2_one(builder: Builder, x: Value) -> Value:
+    return builder.extract_element(_exp2(builder, splat(builder, x)), ir.IntType(32)(0))
 
 
 @outlined(types.void, *[types.intp] * 4)
@@ -93,7 +91,7 @@ def accumulate(scores, state, weighted, width):
     """Takes `TILE` scores in: they become weights, and what was there before is scaled to them.
 
     Args:
-        scores: Address of the row's scores; `MASKED` where a key is not seen.
+        scores: Address of the row's scores times `LOG2_E`; `MASKED` where a key is not seen.
         state: Address of the largest score so far and of the sum of weights.
         weighted: Address of the weighted sum of values; the caller adds those of these keys.
         width: Numbers of that sum.
@@ -102,7 +100,7 @@ def accumulate(scores, state, weighted, width):
     peak = max(running[0], _largest(scores))
     total = _weigh(scores, peak)
     if peak > running[0]:
-        factor = _exp_one(running[0] - peak)
+        factor = _exp2_one(running[0] - peak)
         row = floats(weighted)
         for index in range(width):
             row[index] *= factor

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,6 +24,9 @@ class Row(NamedTuple):
     prompt_ids: list[int]
     max_tokens: int
 
+
+ALONE = 9
+"""Prompts that are timed alone."""
 
 Runner = Callable[[Sequence[Row]], Mapping[int, Sequence[int]]]
 """Completes rows: token ids by the row's id."""
@@ -77,6 +81,7 @@ def measure(options: argparse.Namespace, load: Callable[[Sequence[Row]], Loaded]
     completions = loaded.run(rows)
     seconds = time.perf_counter() - begun
     others = busy_elsewhere() - others
+    peak = peak_rss_mib()
     columns = {
         "id": pa.array([row.id for row in rows], pa.int64()),
         "token_ids": pa.array([list(completions[row.id]) for row in rows], pa.list_(pa.int32())),
@@ -92,11 +97,25 @@ def measure(options: argparse.Namespace, load: Callable[[Sequence[Row]], Loaded]
         "wall_seconds": round(seconds, 2),
         "load_seconds": round(ready - started, 1),
         "warm_up_seconds": round(warm - ready, 1),
-        "peak_rss_mib": peak_rss_mib(),
+        "peak_rss_mib": peak,
+        "first_token_ms": first_token_ms(rows, loaded.run),
         "load_before": round(load_before, 2),
         "other_cores": round(max(0.0, others) / seconds, 2),
     }
     print(json.dumps(figures))
+
+
+def first_token_ms(rows: Sequence[Row], run: Runner) -> float:
+    """Milliseconds to the first token of a prompt that nothing runs beside.
+
+    The median of some prompts of the work, shifted by a token: none was computed before.
+    """
+    times = []
+    for row in rows[:ALONE]:
+        begun = time.perf_counter()
+        run([Row(-1 - row.id, [*row.prompt_ids[1:], row.prompt_ids[0]], 1)])
+        times.append(time.perf_counter() - begun)
+    return round(1000 * statistics.median(times), 1)
 
 
 def peak_rss_mib() -> int:
