@@ -19,7 +19,13 @@ from pallas_kernels.llvm.compiler import compiled
 from pallas_kernels.llvm.ffi import dim, integer, operand, result
 from pallas_kernels.llvm.instructions import floats, ints, prefetch
 from pallas_kernels.llvm.softmax import LEAST, LOG2_E, MASKED, TILE, accumulate
-from pallas_kernels.llvm.tiles import dot_products, panel_product, strip_product, turn
+from pallas_kernels.llvm.tiles import (
+    dot_products,
+    dots_with_many,
+    panel_product,
+    strip_product,
+    turn,
+)
 from pallas_kernels.llvm.vectors import LANES, PANEL
 from pallas_kernels.xla import TILE_QUERIES
 
@@ -244,20 +250,28 @@ def _decode(frame, query, scratch):
                 keys_ahead, _ = _slot(frame, _K, lane, ahead)
             else:
                 keys_ahead = keys
-            for key in range(run):
-                for line in range(key * row_bytes, (key + 1) * row_bytes, 64):
-                    prefetch(keys_ahead + line)
-                    prefetch(values + line)
+            key = 0
+            while key < run:
+                # As many keys at once as a vector has lanes, or what is left one by one. What is
+                # read next is asked for a little at a time: it comes while the products go on.
+                many = LANES if key + LANES <= run else 1
+                line, last_line = key * row_bytes, (key + many) * row_bytes
+                step = (last_line - line) // heads
                 for head in range(kv_heads):
-                    dot_products(
-                        q + 4 * head * group * width,
-                        width,
-                        keys + 4 * (key * kv_heads + head) * width,
-                        scores + 4 * (head * group * TILE + position + key - first),
-                        TILE,
-                        group,
-                        width,
-                    )
+                    k_at = keys + 4 * (key * kv_heads + head) * width
+                    for row in range(head * group, (head + 1) * group):
+                        upto = min(line + step, last_line)
+                        while line < upto:
+                            prefetch(keys_ahead + line)
+                            prefetch(values + line)
+                            line += 64
+                        row_q = q + 4 * row * width
+                        to = scores + 4 * (row * TILE + position + key - first)
+                        if many > 1:
+                            dots_with_many(row_q, k_at, kv_heads * width, to, width)
+                        else:
+                            dot_products(row_q, width, k_at, to, TILE, 1, width)
+                key += many
             position += run
         if ffi.number(frame, _SOFT_CAP) > 0:
             for head in range(heads):

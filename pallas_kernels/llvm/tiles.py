@@ -17,6 +17,7 @@ from pallas_kernels.llvm.vectors import (
     SHAPE,
     VECTOR,
     added,
+    exchanged,
     folded,
     fused,
     place,
@@ -263,6 +264,50 @@ def _dot_rows(rows: int) -> Any:
 _dots_4, _dots_3, _dots_2, _dots_1 = (_dot_rows(rows) for rows in (4, 3, 2, 1))
 
 
+@instruction(types.void, *[types.intp] * 5)
+def _dots_of_many(
+    builder: Builder, a: Value, b: Value, b_stride: Value, c: Value, inner: Value
+) -> None:
+    """Dot products of one row with `LANES` others, to the bits of those with each alone."""
+    before = builder.block
+    loop, after = (builder.append_basic_block(name) for name in ("loop", "after"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(WORD)
+    sums = [builder.phi(VECTOR) for _ in range(LANES)]
+    a_vector = builder.load(place(builder, a, index, VECTOR), align=4)
+    new_sums = []
+    for row, sum_ in enumerate(sums):
+        offset = builder.add(builder.mul(b_stride, WORD(row)), index)
+        b_vector = builder.load(place(builder, b, offset, VECTOR), align=4)
+        new_sums.append(fused(builder, a_vector, b_vector, sum_))
+    following = builder.add(index, WORD(LANES))
+    index.add_incoming(WORD(0), before)
+    index.add_incoming(following, loop)
+    for sum_, new in zip(sums, new_sums, strict=True):
+        sum_.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
+        sum_.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
+    builder.position_at_end(after)
+    # Two vectors at a time are folded into one, until lane i holds the sum of row i.
+    bit = LANES // 2
+    while bit:
+        pairs = [exchanged(builder, new_sums[i], new_sums[i + bit], bit) for i in range(bit)]
+        new_sums = [builder.fadd(*pair) for pair in pairs]
+        bit //= 2
+    builder.store(new_sums[0], place(builder, c, WORD(0), VECTOR), align=4)
+
+
+@outlined(types.void, *[types.intp] * 5)
+@no_type_check
+def dots_with_many(a, b, b_stride, c, inner):
+    """`c[i] = a @ b[i]` for `LANES` i, of addresses; `inner` is a multiple of `LANES`.
+
+    The bits are those of `dot_products`.
+    """
+    _dots_of_many(a, b, b_stride, c, inner)
+
+
 @outlined(types.void, *[types.intp] * 7)
 @no_type_check
 def dot_products(a, a_stride, b, c, c_stride, rows, inner):
@@ -288,15 +333,9 @@ def _turn_block(builder: Builder, a: Value, a_stride: Value, b: Value, b_stride:
     ]
     bit = 1
     while bit < LANES:
-        # Lane j of the first comes from lane j of a, or from b; 'LANES +' counts on into b.
-        firsts = [j if not j & bit else LANES + (j ^ bit) for j in range(LANES)]
-        seconds = [j | bit if not j & bit else LANES + j for j in range(LANES)]
-        kind = ir.VectorType(ir.IntType(32), LANES)
         for row in range(LANES):
             if not row & bit:
-                pair = rows[row], rows[row | bit]
-                rows[row] = builder.shuffle_vector(*pair, ir.Constant(kind, firsts))
-                rows[row | bit] = builder.shuffle_vector(*pair, ir.Constant(kind, seconds))
+                rows[row], rows[row | bit] = exchanged(builder, rows[row], rows[row | bit], bit)
         bit *= 2
     for row, vector in enumerate(rows):
         builder.store(vector, place(builder, b, builder.mul(b_stride, WORD(row)), VECTOR), align=4)

@@ -76,3 +76,16 @@ def folded(
 def added(builder: Builder, a: Value, b: Value) -> Value:
     """`a + b`."""
     return builder.fadd(a, b)
+
+
+def exchanged(builder: Builder, a: Value, b: Value, bit: int) -> tuple[Value, Value]:
+    """Two vectors that have exchanged lanes: those of `a` that have the bit, for those of `b` that
+    have not.
+    """
+    firsts = [lane if not lane & bit else LANES + (lane ^ bit) for lane in range(LANES)]
+    seconds = [lane | bit if not lane & bit else LANES + lane for lane in range(LANES)]
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    first, second = (
+        builder.shuffle_vector(a, b, ir.Constant(kind, lanes)) for lanes in (firsts, seconds)
+    )
+    return first, second
