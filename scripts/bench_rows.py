@@ -1,11 +1,12 @@
-"""Memory over many rows: does a job's resident memory stay flat however many rows there are?
+"""Growth: do a job's memory, its speed and the host's time per step stay flat over many rows?
 
-Regime: short rows, one new token each, a tiny random model; the host's work per row dominates, so
-whatever a row leaves behind in memory shows. Each case is a job of its own in a process of its
-own, run through the command line; its resident memory is read from outside while it runs.
+Regime: short rows, few new tokens each, a tiny random model; the host's work per row dominates,
+so whatever a row leaves behind in memory or in time shows. Each case is a job of its own in a
+process of its own, run through the command line; its memory is read from outside while it runs.
 
     python scripts/bench_rows.py
     python scripts/bench_rows.py --rows 10000 --rows 300000 --layout one-group
+    python scripts/bench_rows.py --rows 1000 --rows 10000 --rows 100000 --max-tokens 8
 
 Needs Linux (/proc). Baseline: the job's own memory when its first part is finished; a flat job has
 the same at half and at its last part, for any number of rows. After that the tail, with fewer rows
@@ -63,6 +64,8 @@ class Case:
         end_mib: The last reading before the job ended.
         peak_mib: Highest ever, as the kernel counts it.
         wall_seconds: Whole process, loading and compiling included.
+        tokens_per_second: Prompts and completions, without loading and compiling.
+        host_ms_per_step: Time per step that the host worked.
     """
 
     rows: int
@@ -73,6 +76,8 @@ class Case:
     end_mib: int
     peak_mib: int
     wall_seconds: float
+    tokens_per_second: float
+    host_ms_per_step: float
 
 
 def rows_table(first: int, count: int) -> pa.Table:
@@ -94,13 +99,15 @@ def write_input(folder: pathlib.Path, rows: int, layout: str) -> None:
         parquet.write_table(rows_table(first, count), folder / f"rows-{number:05}.parquet")
 
 
-def write_job(folder: pathlib.Path, model: pathlib.Path, num_seqs: int) -> pathlib.Path:
+def write_job(
+    folder: pathlib.Path, model: pathlib.Path, num_seqs: int, max_tokens: int
+) -> pathlib.Path:
     """The path of a job file in `folder` that completes `input/` into `output/`."""
     job = {
         "model": str(model),
         "input": {"path": "input", "prompt_column": "prompt"},
         "output": {"path": "output", "rows_per_part": ROWS_PER_PART},
-        "sampling": {"max_tokens": 1, "ignore_eos": True},
+        "sampling": {"max_tokens": max_tokens, "ignore_eos": True},
         "engine": {
             "dtype": "float32",
             "max_model_len": 64,
@@ -130,7 +137,13 @@ def watch(process: subprocess.Popen, output: pathlib.Path) -> tuple[list[Sample]
 
 
 def run_case(
-    folder: pathlib.Path, model: pathlib.Path, *, rows: int, layout: str, num_seqs: int
+    folder: pathlib.Path,
+    model: pathlib.Path,
+    *,
+    rows: int,
+    layout: str,
+    num_seqs: int,
+    max_tokens: int,
 ) -> Case:
     """The measurements of one job, run in `folder`, which is created.
 
@@ -139,7 +152,7 @@ def run_case(
     """
     folder.mkdir()
     write_input(folder / "input", rows, layout)
-    job = write_job(folder, model, num_seqs)
+    job = write_job(folder, model, num_seqs, max_tokens)
     command = [sys.executable, "-c", "from jaxpaged.cli import main; main()", "run", str(job)]
     started = time.perf_counter()
     with (folder / "log").open("wb") as log:
@@ -154,6 +167,11 @@ def run_case(
         reached = [sample for sample in samples if sample.rows_done >= rows_done]
         return (reached or samples[-1:])[0].rss_bytes // MIB
 
+    report = json.loads((folder / "output" / "_jaxpaged" / "report.json").read_text())
+    output, engine = report["output"], report["run"]["engine"]
+    tokens = output["prompt_tokens"] + output["completion_tokens"]
+    seconds = report["run"]["seconds"] - engine["compile_seconds"]
+
     return Case(
         rows=rows,
         layout=layout,
@@ -163,18 +181,22 @@ def run_case(
         end_mib=samples[-1].rss_bytes // MIB,
         peak_mib=peak_bytes // MIB,
         wall_seconds=round(wall_seconds, 1),
+        tokens_per_second=round(tokens / seconds, 1),
+        host_ms_per_step=round(1000 * engine["host_seconds"] / engine["steps"], 3),
     )
 
 
 def print_cases(cases: list[Case]) -> None:
     """Print a table of resident memory, in MiB."""
-    table = Table(title="resident memory, MiB")
-    for name in ("rows", "input", "first part", "half", "last part", "end", "peak", "rows/s"):
+    table = Table(title="resident memory in MiB, and speed")
+    memory_names = ("first part", "half", "last part", "end", "peak")
+    for name in ("rows", "input", *memory_names, "rows/s", "tokens/s", "host ms a step"):
         table.add_column(name, justify="left" if name == "input" else "right")
     for case in cases:
         memory = (case.first_mib, case.half_mib, case.last_mib, case.end_mib, case.peak_mib)
         speed = f"{case.rows / case.wall_seconds:,.0f}"
-        table.add_row(f"{case.rows:,}", case.layout, *map(str, memory), speed)
+        speeds = (speed, f"{case.tokens_per_second:,.0f}", str(case.host_ms_per_step))
+        table.add_row(f"{case.rows:,}", case.layout, *map(str, memory), *speeds)
     Console(width=100).print(table)
 
 
@@ -190,7 +212,10 @@ def write_model(folder: pathlib.Path) -> pathlib.Path:
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=(10_000, 300_000))
 @click.option("--layout", multiple=True, type=click.Choice(LAYOUTS), default=LAYOUTS)
 @click.option("--max-num-seqs", type=click.IntRange(1), default=64, show_default=True)
-def main(rows: tuple[int, ...], layout: tuple[str, ...], max_num_seqs: int) -> None:
+@click.option("--max-tokens", type=click.IntRange(1, 32), default=1, show_default=True)
+def main(
+    rows: tuple[int, ...], layout: tuple[str, ...], max_num_seqs: int, max_tokens: int
+) -> None:
     """Measure every combination of --rows and --layout.
 
     Example: python scripts/bench_rows.py --rows 10000
@@ -201,10 +226,24 @@ def main(rows: tuple[int, ...], layout: tuple[str, ...], max_num_seqs: int) -> N
         model = write_model(pathlib.Path(scratch) / "model")
         for number, (count, shape) in enumerate(itertools.product(rows, layout)):
             folder = pathlib.Path(scratch) / f"case-{number}"
-            cases.append(run_case(folder, model, rows=count, layout=shape, num_seqs=max_num_seqs))
+            cases.append(
+                run_case(
+                    folder,
+                    model,
+                    rows=count,
+                    layout=shape,
+                    num_seqs=max_num_seqs,
+                    max_tokens=max_tokens,
+                )
+            )
             shutil.rmtree(folder)
     print_cases(cases)
-    settings = {"seed": SEED, "max_num_seqs": max_num_seqs, "rows_per_part": ROWS_PER_PART}
+    settings = {
+        "seed": SEED,
+        "max_num_seqs": max_num_seqs,
+        "max_tokens": max_tokens,
+        "rows_per_part": ROWS_PER_PART,
+    }
     figures = [dataclasses.asdict(case) for case in cases]
     print(json.dumps({"benchmark": "rows", **environment, **settings, "cases": figures}))
 

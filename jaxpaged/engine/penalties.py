@@ -5,6 +5,10 @@ repetition penalty, over prompt and completion; frequency and presence penalty, 
 completion. Everything is skipped unless a lane wants it, and changes no bit of those that do not.
 """
 
+import functools
+import operator
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +19,24 @@ from jaxpaged.shapes import AnyArray
 
 # Penalties must not turn a finite logit into an infinite one.
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class Wanted(NamedTuple):
+    """What any lane wants to have changed."""
+
+    bias: Bool[Array, ""]
+    words: Bool[Array, ""]
+    repetition: Bool[Array, ""]
+    counts: Bool[Array, ""]
+
+
+def wanted(params: LaneParams, num_tokens: Int[Array, " B"], vocab_size: int) -> Wanted:
+    """What lanes want that hold so many tokens."""
+    is_counting = (params.frequency_penalty != 0) | (params.presence_penalty != 0)
+    is_active = _is_active(params, num_tokens, vocab_size)
+    has_words = params.bad_words[:, :, -1] >= 0
+    is_repeating = params.repetition_penalty != 1
+    return Wanted(*map(jnp.any, (is_active, has_words, is_repeating, is_counting)))
 
 
 def apply(
@@ -31,28 +53,32 @@ def apply(
         history: Tokens of each lane, prompt and completion.
         num_tokens: How many of them count.
     """
-    num_sampled = num_tokens - params.num_prompt
-    is_active = (params.bias_ids < logits.shape[1]) & (params.bias_until > num_sampled[:, None])
+    has = wanted(params, num_tokens, logits.shape[1])
+    is_active = _is_active(params, num_tokens, logits.shape[1])
     is_repeating = params.repetition_penalty != 1
     is_counting = (params.frequency_penalty != 0) | (params.presence_penalty != 0)
-    has_bias, has_words, has_repetition, has_counts = map(
-        jnp.any, (is_active, params.bad_words[:, :, -1] >= 0, is_repeating, is_counting)
-    )
     places = jnp.arange(history.shape[1])[None, :]
     is_held = (places < num_tokens[:, None]) & (history >= 0)
     is_sampled = is_held & (places >= params.num_prompt[:, None])
 
     def changed() -> Float[Array, "B V"]:
-        x = _change_if(has_bias, logits, lambda x: _biased(x, params, is_active))
-        x = _change_if(has_words, x, lambda x: _without_words(x, params, history, num_tokens))
+        x = _change_if(has.bias, logits, lambda x: _biased(x, params, is_active))
+        x = _change_if(has.words, x, lambda x: _without_words(x, params, history, num_tokens))
         counted = is_held & is_repeating[:, None]
-        x = _change_if(has_repetition, x, lambda x: _unrepeated(x, params, history, counted))
+        x = _change_if(has.repetition, x, lambda x: _unrepeated(x, params, history, counted))
         sampled = is_sampled & is_counting[:, None]
-        return _change_if(has_counts, x, lambda x: _uncounted(x, params, history, sampled))
+        return _change_if(has.counts, x, lambda x: _uncounted(x, params, history, sampled))
 
     # One condition around all, so that the common step copies the logits at most once.
-    has_any = has_bias | has_words | has_repetition | has_counts
-    return jax.lax.cond(has_any, changed, lambda: logits)
+    return jax.lax.cond(functools.reduce(operator.or_, has), changed, lambda: logits)
+
+
+def _is_active(
+    params: LaneParams, num_tokens: Int[Array, " B"], vocab_size: int
+) -> Bool[AnyArray, "B E"]:
+    """Biases that count by now."""
+    num_sampled = num_tokens - params.num_prompt
+    return (params.bias_ids < vocab_size) & (params.bias_until > num_sampled[:, None])
 
 
 def _change_if(wanted: Bool[Array, ""], x: Float[Array, "B V"], change) -> Float[Array, "B V"]:

@@ -5,7 +5,9 @@ the batch. The order is that of vLLM and of Hugging Face's `generate`: what `pen
 the logits, then the temperature, then the filters.
 """
 
+import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -66,6 +68,35 @@ def sample(
     # By a sum, since `max` and `min` may pass over NaN, as XLA's do on CPUs. Infinity less itself
     # is NaN.
     is_finite = jnp.sum(logits - logits, axis=-1) == 0
+    changes = penalties.wanted(params, num_tokens, logits.shape[1])
+    is_more = (params.temperature > 0) | (params.num_logprobs >= 0) | params.is_beam
+    # Most steps want the likeliest tokens and nothing else: they get by without copies of logits.
+    return jax.lax.cond(
+        functools.reduce(operator.or_, changes) | jnp.any(is_more),
+        lambda: _sample(logits, params, history, num_tokens, is_finite),
+        lambda: _likeliest(logits, is_finite),
+    )
+
+
+def _likeliest(logits: Float[Array, "B V"], is_finite: Bool[Array, " B"]) -> Sampled:
+    num_lanes = logits.shape[0]
+    tokens = jnp.where(is_finite, _first_largest(logits), INVALID_TOKEN)
+    zeros = jnp.zeros(num_lanes)
+    return Sampled(tokens, zeros, zeros.astype(jnp.int32), *_no_alternatives(num_lanes))
+
+
+def _no_alternatives(num_lanes: int) -> tuple[Int[Array, "B A"], Float[Array, "B A"]]:
+    shape = (num_lanes, MAX_ALTERNATIVES)
+    return jnp.full(shape, -1, jnp.int32), jnp.zeros(shape)
+
+
+def _sample(
+    logits: Float[Array, "B V"],
+    params: LaneParams,
+    history: Int[Array, "B C"],
+    num_tokens: Int[Array, " B"],
+    is_finite: Bool[Array, " B"],
+) -> Sampled:
     is_beam = params.is_beam
     logits = jax.lax.cond(
         jnp.any(is_beam),
@@ -136,10 +167,7 @@ def _scored(
     num_lanes = logits.shape[0]
     is_beam = params.is_beam
     wants_top = jnp.any((params.num_logprobs > 0) | is_beam)
-    no_top = (
-        jnp.full((num_lanes, MAX_ALTERNATIVES), -1, jnp.int32),
-        jnp.zeros((num_lanes, MAX_ALTERNATIVES)),
-    )
+    no_top = _no_alternatives(num_lanes)
 
     def scored() -> Sampled:
         scale = logprobs.scale_of(logits)

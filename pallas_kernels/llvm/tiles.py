@@ -219,30 +219,24 @@ def strip_product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
         )
 
 
-def _dot_rows(rows: int) -> Any:
-    """Dot products of so many rows with one."""
+def _dots(others: int) -> Any:
+    """Dot products of a row with so many others: `LANES`, or one, to the same bits."""
 
-    @instruction(types.void, *[types.intp] * 6)
-    def dots(
-        builder: Builder,
-        a: Value,
-        a_stride: Value,
-        b: Value,
-        c: Value,
-        c_stride: Value,
-        inner: Value,
+    @instruction(types.void, *[types.intp] * 5)
+    def products(
+        builder: Builder, a: Value, b: Value, b_stride: Value, c: Value, inner: Value
     ) -> None:
         before = builder.block
         loop, after = (builder.append_basic_block(name) for name in ("loop", "after"))
         builder.branch(loop)
         builder.position_at_end(loop)
         index = builder.phi(WORD)
-        sums = [builder.phi(VECTOR) for _ in range(rows)]
-        b_vector = builder.load(place(builder, b, index, VECTOR), align=4)
+        sums = [builder.phi(VECTOR) for _ in range(others)]
+        a_vector = builder.load(place(builder, a, index, VECTOR), align=4)
         new_sums = []
         for row, sum_ in enumerate(sums):
-            offset = builder.add(builder.mul(a_stride, WORD(row)), index)
-            a_vector = builder.load(place(builder, a, offset, VECTOR), align=4)
+            offset = builder.add(builder.mul(b_stride, WORD(row)), index)
+            b_vector = builder.load(place(builder, b, offset, VECTOR), align=4)
             new_sums.append(fused(builder, a_vector, b_vector, sum_))
         following = builder.add(index, WORD(LANES))
         index.add_incoming(WORD(0), before)
@@ -252,76 +246,35 @@ def _dot_rows(rows: int) -> Any:
             sum_.add_incoming(new, loop)
         builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
         builder.position_at_end(after)
-        for row, sum_ in enumerate(new_sums):
-            total = folded(builder, added, sum_)
-            builder.store(
-                total, place(builder, c, builder.mul(c_stride, WORD(row)), FLOAT), align=4
-            )
+        if others == 1:
+            builder.store(folded(builder, added, new_sums[0]), place(builder, c, WORD(0), FLOAT))
+            return
+        # Two vectors at a time are folded into one, until lane i holds the sum of row i.
+        bit = LANES // 2
+        while bit:
+            pairs = [exchanged(builder, new_sums[i], new_sums[i + bit], bit) for i in range(bit)]
+            new_sums = [builder.fadd(*pair) for pair in pairs]
+            bit //= 2
+        builder.store(new_sums[0], place(builder, c, WORD(0), VECTOR), align=4)
 
-    return dots
+    return products
 
 
-_dots_4, _dots_3, _dots_2, _dots_1 = (_dot_rows(rows) for rows in (4, 3, 2, 1))
-
-
-@instruction(types.void, *[types.intp] * 5)
-def _dots_of_many(
-    builder: Builder, a: Value, b: Value, b_stride: Value, c: Value, inner: Value
-) -> None:
-    """Dot products of one row with `LANES` others, to the bits of those with each alone."""
-    before = builder.block
-    loop, after = (builder.append_basic_block(name) for name in ("loop", "after"))
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(WORD)
-    sums = [builder.phi(VECTOR) for _ in range(LANES)]
-    a_vector = builder.load(place(builder, a, index, VECTOR), align=4)
-    new_sums = []
-    for row, sum_ in enumerate(sums):
-        offset = builder.add(builder.mul(b_stride, WORD(row)), index)
-        b_vector = builder.load(place(builder, b, offset, VECTOR), align=4)
-        new_sums.append(fused(builder, a_vector, b_vector, sum_))
-    following = builder.add(index, WORD(LANES))
-    index.add_incoming(WORD(0), before)
-    index.add_incoming(following, loop)
-    for sum_, new in zip(sums, new_sums, strict=True):
-        sum_.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
-        sum_.add_incoming(new, loop)
-    builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
-    builder.position_at_end(after)
-    # Two vectors at a time are folded into one, until lane i holds the sum of row i.
-    bit = LANES // 2
-    while bit:
-        pairs = [exchanged(builder, new_sums[i], new_sums[i + bit], bit) for i in range(bit)]
-        new_sums = [builder.fadd(*pair) for pair in pairs]
-        bit //= 2
-    builder.store(new_sums[0], place(builder, c, WORD(0), VECTOR), align=4)
+_dots_of_lanes, _dots_of_one = _dots(LANES), _dots(1)
 
 
 @outlined(types.void, *[types.intp] * 5)
 @no_type_check
-def dots_with_many(a, b, b_stride, c, inner):
-    """`c[i] = a @ b[i]` for `LANES` i, of addresses; `inner` is a multiple of `LANES`.
-
-    The bits are those of `dot_products`.
-    """
-    _dots_of_many(a, b, b_stride, c, inner)
+def dots(a, b, b_stride, c, inner):
+    """`c[i] = a @ b[i]` for `LANES` i, of addresses; `inner` is a multiple of `LANES`."""
+    _dots_of_lanes(a, b, b_stride, c, inner)
 
 
-@outlined(types.void, *[types.intp] * 7)
+@outlined(types.void, *[types.intp] * 4)
 @no_type_check
-def dot_products(a, a_stride, b, c, c_stride, rows, inner):
-    """`c[row] = a[row] @ b`, of addresses; `inner` is a multiple of `LANES`."""
-    row = 0
-    while row + 4 <= rows:
-        _dots_4(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
-        row += 4
-    if row + 3 <= rows:
-        _dots_3(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
-    elif row + 2 <= rows:
-        _dots_2(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
-    elif row < rows:
-        _dots_1(a + 4 * row * a_stride, a_stride, b, c + 4 * row * c_stride, c_stride, inner)
+def dot_product(a, b, c, inner):
+    """`c = a @ b`, of addresses, to the bits of `dots`."""
+    _dots_of_one(a, b, 0, c, inner)
 
 
 @instruction(types.void, *[types.intp] * 4)
