@@ -38,7 +38,7 @@ def load(_: Sequence[Row]) -> Loaded:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         options.model,
         dtype=torch.float32,
-        attn_implementation="sdpa" if is_static else "sdpa_paged",
+        attn_implementation="sdpa",
     ).eval()
     model.generation_config.eos_token_id = None
 
