@@ -93,130 +93,39 @@ def _tile_product(rows: int, vectors: int) -> Any:
     return product
 
 
-_wide = {rows: _tile_product(rows, SHAPE.vectors) for rows in (6, 4, 2, 1)}
-_wide_6, _wide_4, _wide_2, _wide_1 = _wide.values()
-_thin = {rows: _tile_product(rows, 1) for rows in (6, 4, 2, 1)}
-_thin_6, _thin_4, _thin_2, _thin_1 = _thin.values()
+def _product_of_rows(vectors: int) -> Any:
+    """The product for any number of rows, cut into tiles of so many vectors."""
+    most = SHAPE.rows
+    full, four, two, one = (_tile_product(rows, vectors) for rows in (most, 4, 2, 1))
+
+    @outlined(types.void, *[types.intp] * 9)
+    @no_type_check
+    def product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
+        a_row, c_row = 4 * a_stride, 4 * c_stride
+        while rows >= most:
+            full(a, a_stride, b, b_stride, c, c_stride, inner, adds)
+            a, c, rows = a + most * a_row, c + most * c_row, rows - most
+        if rows >= 4:
+            four(a, a_stride, b, b_stride, c, c_stride, inner, adds)
+            a, c, rows = a + 4 * a_row, c + 4 * c_row, rows - 4
+        if rows >= 2:
+            two(a, a_stride, b, b_stride, c, c_stride, inner, adds)
+            a, c, rows = a + 2 * a_row, c + 2 * c_row, rows - 2
+        if rows:
+            one(a, a_stride, b, b_stride, c, c_stride, inner, adds)
+
+    return product
 
 
-@outlined(types.void, *[types.intp] * 9)
-@no_type_check
-def panel_product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
-    """`c = a @ b` or `c += a @ b` for `PANEL` columns; addresses, and strides in numbers.
+panel_product = _product_of_rows(SHAPE.vectors)
+"""`c = a @ b`, or `c += a @ b`, for `PANEL` columns and any number of rows.
 
-    Args:
-        a: Of `[rows, inner]`.
-        a_stride: From one row to the next.
-        b: Of `[inner, PANEL]`.
-        b_stride: From one row to the next.
-        c: Of `[rows, PANEL]`.
-        c_stride: From one row to the next.
-        rows: At least 0.
-        inner: At least 1.
-        adds: Whether to add to what is there.
-    """
-    row = 0
-    while row + 6 <= rows:
-        _wide_6(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 6
-    if row + 4 <= rows:
-        _wide_4(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 4
-    if row + 2 <= rows:
-        _wide_2(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 2
-    if row < rows:
-        _wide_1(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-
-
-@outlined(types.void, *[types.intp] * 9)
-@no_type_check
-def strip_product(a, a_stride, b, b_stride, c, c_stride, rows, inner, adds):
-    """As `panel_product`, for `LANES` columns."""
-    row = 0
-    while row + 6 <= rows:
-        _thin_6(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 6
-    if row + 4 <= rows:
-        _thin_4(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 4
-    if row + 2 <= rows:
-        _thin_2(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
-        row += 2
-    if row < rows:
-        _thin_1(
-            a + 4 * row * a_stride,
-            a_stride,
-            b,
-            b_stride,
-            c + 4 * row * c_stride,
-            c_stride,
-            inner,
-            adds,
-        )
+Arguments are addresses, strides in numbers from one row to the next, and counts: `a`, `a_stride` of
+`[rows, inner]`; `b`, `b_stride` of `[inner, PANEL]`; `c`, `c_stride` of `[rows, PANEL]`; `rows`, at
+least 0; `inner`, at least 1; `adds`, whether to add to what is there.
+"""
+strip_product = _product_of_rows(1)
+"""As `panel_product`, for `LANES` columns."""
 
 
 def _dots(others: int) -> Any:
