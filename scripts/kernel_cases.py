@@ -96,7 +96,11 @@ def prefill_program(
 ) -> Program:
     """Prefill attention by one of the backends."""
     tiles, scalar = shape((LANES,), jnp.int32), shape((), jnp.int32)
-    named = {"tiles": PrefillTiles(tiles, tiles, tiles, tiles, scalar)}
+    results = (PREFILL_TOKENS, configuration.num_heads, configuration.head_dim)
+    named = {
+        "tiles": PrefillTiles(tiles, tiles, tiles, tiles, scalar),
+        "onto": shape(results, jnp.dtype(configuration.query_dtype)),
+    }
     return _program(function, configuration, shape, PREFILL_TOKENS, named)
 
 

@@ -235,6 +235,14 @@ def test_mosaic_kernels_are_for_hopper_and_only_where_jax_has_them(
     assert ("fault/card" in cases.DEADLY_FAULTS) == has_mosaic
 
 
+def test_what_the_gate_compiles_are_calls_that_the_kernels_take(cases: types.ModuleType):
+    # The compilers are not everywhere; a call that lacks an argument shows without them.
+    for case in cases.CASES.values():
+        for program in case.programs(jax.ShapeDtypeStruct):
+            result = jax.eval_shape(program.function, *program.arguments, **program.named)
+            assert result.shape == program.arguments[0].shape
+
+
 @pytest.mark.parametrize(
     ("card", "threads", "registers", "shared_bytes", "blocks"),
     [
