@@ -253,6 +253,37 @@ def diff(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) ->
 
 
 @main.command()
+@click.argument("out")
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="Write the page there, and nothing into OUT."
+)
+@_STORAGE
+@_ends_well
+def report(out: str, settings: tuple[str, ...], html: str | None) -> int:
+    """Make the report of the job in OUT again, as report.json and report.html in OUT/_jaxpaged.
+
+    \b
+    Examples:
+      jaxpaged report out/eval
+      jaxpaged report s3://bucket/out --html eval.html
+
+    A run writes both when it ends. Here they are counted from the commit records; what only the run
+    knew stays as its report says. Needs neither the job file nor the input nor the model.
+    """
+    import pathlib
+
+    from jaxpaged.job import rebuilt_report, report_table
+
+    store = _store(out, settings)
+    if html is None:
+        found = rebuilt_report.write(store)
+    else:
+        found = rebuilt_report.write_page(store, pathlib.Path(html))
+    report_table.show(found, _console())
+    return 0
+
+
+@main.command()
 @click.argument("job", type=click.Path())
 @_OVERRIDE
 @click.option(

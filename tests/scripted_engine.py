@@ -23,6 +23,8 @@ class ScriptedStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     sampled_tokens: int = 0
+    padding_tokens: int = 0
+    live_slot_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     steps: int = 0

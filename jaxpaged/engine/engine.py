@@ -112,6 +112,9 @@ class Engine:
             implementation_reason=_reason(config, model),
             num_blocks=num_blocks,
             block_size=block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            token_budget=token_budget,
         )
 
     @classmethod

@@ -16,6 +16,9 @@ class EngineStats:
         implementation_reason: Why that one.
         num_blocks: Blocks of the pool.
         block_size: Tokens per block.
+        max_model_len: Most tokens of a sequence.
+        max_num_seqs: Most sequences that run at once.
+        token_budget: Most tokens of a step.
         steps: Steps run.
         prefill_tokens: Tokens computed in steps that had a prefill in them, decodes that rode
             along and recomputed tokens included.
@@ -53,6 +56,9 @@ class EngineStats:
     implementation_reason: str
     num_blocks: int
     block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    token_budget: int
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0

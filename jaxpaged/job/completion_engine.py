@@ -18,12 +18,15 @@ class LiveStats(Protocol):
     dtype: str
     implementation: str
     num_blocks: int
+    steps: int
     running: int
     waiting: int
     used_blocks: int
     prefill_tokens: int
     decode_tokens: int
     sampled_tokens: int
+    padding_tokens: int
+    live_slot_steps: int
     prefill_seconds: float
     decode_seconds: float
 

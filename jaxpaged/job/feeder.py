@@ -7,6 +7,7 @@ A row whose result is in the journal never reaches the engine. Knows nothing of 
 import collections
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxpaged.job import units
@@ -17,12 +18,15 @@ from jaxpaged.job.output.journal_record import RowAddress
 from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
 from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
 from jaxpaged.job.row_window import KEPT, RowResult, RowWindow, SampleResult
+from jaxpaged.job.slow_rows import SlowRow, SlowRows
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.token_logprobs import TokenLogprobs
 from jaxpaged.job.units import Unit
 from jaxpaged.request import Completion, Request, TokenLogprob
 
-_MAX_SAMPLES = 3
+MAX_SAMPLES = 3
+"""Completions that are kept for people to look at."""
+
 _MAX_EXAMPLES = 3
 
 
@@ -54,6 +58,7 @@ class _Pending:
     prompt: str | None
     truncated_tokens: int
     num_samples: int
+    began: float
 
 
 class Feeder:
@@ -67,6 +72,7 @@ class Feeder:
         max_unfinished: Most requests the engine is given at a time.
         spec: The job: which optional columns are kept, and its seed.
         journal: Has rows that earlier runs finished, and is told of those that finish now.
+        clock: Seconds, to see how long rows take.
         keep: Whether the row with this global index is to stay as it is: it gets `KEPT` without a
             prompt being made, and no counter counts it.
 
@@ -77,6 +83,7 @@ class Feeder:
         num_skipped: Those of them that were passed over, as the job wants it.
         num_special: Rows so far whose text reads like a special token.
         first_errors: The first of the errors, as address and code.
+        slow_rows: The rows that were with the engine longest.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class Feeder:
         spec: JobSpec,
         journal: Journal | None = None,
         keep: Callable[[int], bool] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._batches = batches
         self._builder = builder
@@ -99,6 +107,7 @@ class Feeder:
         self._spec = spec
         self._journal = journal
         self._is_kept = keep or (lambda row: False)
+        self._clock = clock
         self._queue: collections.deque[Row] = collections.deque()
         self._is_exhausted = False
         self._pending: dict[int, _Pending] = {}
@@ -110,6 +119,7 @@ class Feeder:
         self.num_skipped = 0
         self.num_special = 0
         self.first_errors: list[str] = []
+        self.slow_rows = SlowRows()
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -136,12 +146,25 @@ class Feeder:
             pending = self._pending.pop(row)
             result = self._result(list(samples), pending)
             self._finish(row, result, pending.place)
+            self._time(pending, result)
             if self._journal is not None:
                 self._journal.add(pending.unit, pending.address, result, params=pending.params)
             preview = self._previews.get(row)
             if result.samples and preview is not None:
                 text = result.samples[0].text
                 self._samples[row] = Sample(row=pending.place, preview=preview, completion=text)
+
+    def _time(self, pending: _Pending, result: RowResult) -> None:
+        self.slow_rows.add(
+            SlowRow(
+                file=pending.address.file,
+                row_group=pending.address.row_group,
+                index=pending.address.index,
+                seconds=round(self._clock() - pending.began, 3),
+                prompt_tokens=pending.num_prompt_tokens,
+                completion_tokens=result.completion_tokens,
+            )
+        )
 
     def _read_batch(self) -> None:
         batch = next(self._batches, None)
@@ -176,7 +199,7 @@ class Feeder:
             self.num_resumed += 1
             self._finish(row.number, found, row.place)
             return
-        if len(self._previews) < _MAX_SAMPLES:
+        if len(self._previews) < MAX_SAMPLES:
             self._previews[row.number] = self._builder.preview(prompt)
         self._pending[row.number] = pending
         self._engine.add_request(
@@ -199,6 +222,7 @@ class Feeder:
             prompt=self._builder.text(prompt) if self._spec.output.prompt else None,
             truncated_tokens=prompt.truncated,
             num_samples=prompt.params.n,
+            began=self._clock(),
         )
 
     def _found(self, row: _Pending) -> RowResult | None:

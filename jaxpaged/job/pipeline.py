@@ -27,6 +27,7 @@ from jaxpaged.job.planned_job import PlannedJob
 from jaxpaged.job.progress import Progress, Snapshot
 from jaxpaged.job.row_window import FinishedBatch, RowWindow
 from jaxpaged.job.tally import Tally
+from jaxpaged.job.timeline import TimelineRecorder
 from jaxpaged.job.units import Unit
 
 # Requests the engine is given at a time, as a multiple of `engine.max_num_seqs`: the running ones
@@ -74,6 +75,7 @@ class Pipeline:
 
     Attributes:
         feeder: Its counters tell what this run did.
+        timeline: What the engine did meanwhile.
 
     Raises:
         ConfigError: The model has no chat template and the job needs one.
@@ -112,6 +114,7 @@ class Pipeline:
             journal=journal,
             keep=work.parent.is_kept if work.parent else None,
         )
+        self.timeline = TimelineRecorder(engine.stats)
 
     def run(self, folder: OutputFolder, should_stop: Callable[[], bool]) -> None:
         """Runs until every row is committed; parts appear as their units are finished.
@@ -138,6 +141,7 @@ class Pipeline:
                     if not self._step(writer):
                         self._engine.check_integrity()
                         return
+                    self.timeline.look()
                     self._progress.update(self._snapshot())
                 self._journal.flush()
                 raise self._interrupted()
@@ -159,6 +163,7 @@ class Pipeline:
         self.feeder.fill()
         if self._engine.has_work():
             self._engine.warm_up()
+            self.timeline.look()
         # Everything that is there now stays: without this, each full collection walks it (100 ms
         # with JAX's modules) while the device may wait for the next step. Nothing is collected
         # before, which would take as long: what is garbage now is so for the time of the job.

@@ -1,19 +1,23 @@
 """The report of a run: what a job gave, how fast, with what; as a value and as JSON.
 
 Holds addresses of rows and never their text, but for the samples, which stay out of the JSON.
+`docs/report.md` tells what the JSON has.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pydantic
 
 from jaxpaged.job.feeder import Sample
+from jaxpaged.job.slow_rows import SlowRow
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.tally import ErrorCount, MetricScore
+from jaxpaged.job.timeline import Timeline
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 
 JobState = Literal[
     "finished",
@@ -22,10 +26,15 @@ JobState = Literal[
     "stopped",
     "too many row errors",
     "failed",
+    "killed",
+    "unfinished",
 ]
+"""How a job stands. The last two are never told by a run itself: "killed", its last run ended
+without a word; "unfinished", no run says why parts are missing."""
 
 _HIGH_TRUNCATED_SHARE = 0.2
 _HIGH_ERROR_SHARE = 0.05
+_NOT_IN_JSON = ("samples", "has_page")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,8 @@ class OutputFacts:
         partial_characters: Rows with a completion that was cut inside a character.
         truncated_prompts: Rows whose prompts were cut, as `input.on_too_long` says.
         truncated_tokens: Tokens that were cut out of them.
+        prompt_lengths: Prompts by range of length; a range goes by its first length, see `lengths`.
+        completion_lengths: The same for what rows that neither failed nor were skipped came to.
     """
 
     path: str
@@ -57,6 +68,8 @@ class OutputFacts:
     partial_characters: int
     truncated_prompts: int = 0
     truncated_tokens: int = 0
+    prompt_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+    completion_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def num_skipped(self) -> int:
@@ -100,7 +113,10 @@ class RunFacts:
         load_seconds: Until the engine was ready.
         seconds: From the first row to the last.
         pool: The engine's own description of its pool.
+        peak_memory_bytes: Most memory the process has had resident; 0 if no engine was loaded.
         engine: The engine's counters.
+        slow_rows: The rows that took longest, the slowest first.
+        timeline: What the engine did over time.
     """
 
     attempt: int = 0
@@ -116,12 +132,36 @@ class RunFacts:
     load_seconds: float = 0.0
     seconds: float = 0.0
     pool: str = ""
+    peak_memory_bytes: int = 0
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slow_rows: tuple[SlowRow, ...] = ()
+    timeline: Timeline = dataclasses.field(default_factory=Timeline)
 
     def tokens_per_second(self, phase: Literal["prefill", "decode"]) -> float | None:
         """Tokens over the device time of steps of this phase; None if there were none."""
         seconds = self.engine.get(f"{phase}_seconds", 0.0)
         return self.engine[f"{phase}_tokens"] / seconds if seconds else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityFacts:
+    """Which job it is.
+
+    Attributes:
+        fingerprint: Of all that its rows depend on, revisions included.
+        created: When it began.
+        revisions: How often it was extended or retried.
+        model: Fingerprints of the model's parts.
+        input_files: How many input files it has.
+        input_bytes: Their size.
+    """
+
+    fingerprint: str
+    created: str
+    revisions: int
+    model: dict[str, str]
+    input_files: int
+    input_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +178,12 @@ class JobReport:
         warnings: What a user should look at.
         job: The job's keys.
         versions: Of what the result depends on.
-        samples: Some completions of this run, for people.
+        notes: What a user may want to know.
+        message: What ended the run, if it did not finish.
+        identity: Which job it is; None in reports of before there was such an entry.
+        written: When the report was written; empty in those.
+        samples: Some completions of this run, for people; not in the JSON.
+        has_page: Whether the report lies in the folder as a page, too; not in the JSON.
         report_version: Of the JSON's shape.
     """
 
@@ -151,7 +196,12 @@ class JobReport:
     warnings: tuple[str, ...]
     job: dict[str, Any]
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+    message: str = ""
+    identity: IdentityFacts | None = None
+    written: str = ""
     samples: tuple[Sample, ...] = ()
+    has_page: bool = False
     report_version: int = REPORT_VERSION
 
     @property
@@ -162,7 +212,8 @@ class JobReport:
     def to_json(self) -> dict[str, Any]:
         """The report in JSON's types, without row text."""
         values = dataclasses.asdict(self)
-        del values["samples"]
+        for name in _NOT_IN_JSON:
+            del values[name]
         for score, metric in zip(self.scores, values["scores"], strict=True):
             metric["overall"]["mean"] = score.overall.mean
             for group, count in score.by.items():
@@ -215,6 +266,31 @@ def warnings(
         found.append(
             f"{run.rows_with_special_text:,} rows hold text that reads like a special token; it "
             f"was taken as {treatment} (input.allow_special_tokens)"
+        )
+    return tuple(found)
+
+
+def notes(output: OutputFacts, *, unused_columns: Sequence[str]) -> tuple[str, ...]:
+    """What a user may want to know.
+
+    Args:
+        output: The rows.
+        unused_columns: Input columns that are carried along and that nothing of the job reads.
+    """
+    found = []
+    if unused_columns:
+        found.append(
+            "input columns that are carried along, and used by neither prompts, parameters nor "
+            f"scores: {', '.join(unused_columns)}"
+        )
+    if output.truncated_prompts:
+        found.append(
+            f"{output.truncated_prompts:,} prompts were cut, by {output.truncated_tokens:,} tokens "
+            "(input.on_too_long)"
+        )
+    if output.partial_characters:
+        found.append(
+            f"{output.partial_characters:,} rows have a completion that was cut inside a character"
         )
     return tuple(found)
 

@@ -73,6 +73,8 @@ def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "cut at a limit", f"{output.truncated_share:.1%} of the rows"
     yield "output", output.path
     yield "report", f"{output.path}/{output_view.REPORT}"
+    if report.has_page:
+        yield "page", f"{output.path}/{output_view.PAGE}"
 
 
 def _speed(report: JobReport) -> Iterator[tuple[str, str]]:

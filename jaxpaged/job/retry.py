@@ -42,6 +42,7 @@ _OF_THE_RUN = (
     *("engine.num_blocks", "engine.memory_utilization", "engine.prefix_cache"),
     *("engine.preemption", "engine.swap_space"),
     *("max_errors", "input.path", "output.durability", "output.journal_interval"),
+    "output.report_samples",
 )
 
 

@@ -9,10 +9,12 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from jaxpaged.errors import JobError, TooManyRowErrors
-from jaxpaged.job import report, versions
+from jaxpaged.errors import ConfigError, JobError, TooManyRowErrors
+from jaxpaged.job import counted_report, process_memory
 from jaxpaged.job.completion_engine import CompletionEngine
+from jaxpaged.job.counted_report import JobFolder, RunEnd
 from jaxpaged.job.feeder import Sample
+from jaxpaged.job.html import job_page
 from jaxpaged.job.interrupt import JobInterrupted
 from jaxpaged.job.output import output_view
 from jaxpaged.job.output.journal import Journal
@@ -21,7 +23,7 @@ from jaxpaged.job.output.writer import PartWriter
 from jaxpaged.job.pipeline import Pipeline, Work, check_errors
 from jaxpaged.job.planned_job import PlannedJob
 from jaxpaged.job.progress import Progress
-from jaxpaged.job.report import JobReport, JobState, OutputFacts, RunFacts
+from jaxpaged.job.report import JobReport, JobState, RunFacts
 from jaxpaged.job.tally import Tally
 
 
@@ -61,11 +63,11 @@ class Run:
         try:
             self._complete(work, engine)
         except BaseException as error:
-            state = _end_state(error)
-            self._folder.attempt.ends(state, str(error).splitlines()[0] if str(error) else "")
+            state, message = _end_state(error), str(error).splitlines()[0] if str(error) else ""
+            self._folder.attempt.ends(state, message)
             # What ended the run matters more than its report, which a full disk refuses too.
             with contextlib.suppress(JobError):
-                self._report(state)
+                self._report(state, message)
             raise
         if pending := output_view.pending_retry(self._folder.store, self._job.history):
             self._progress.note(
@@ -130,7 +132,10 @@ class Run:
                 load_seconds=loaded - started,
                 seconds=time.perf_counter() - loaded,
                 pool=engine.description,
+                peak_memory_bytes=process_memory.peak_bytes(),
                 engine=dataclasses.asdict(engine.stats),
+                slow_rows=feeder.slow_rows.slowest(),
+                timeline=pipeline.timeline.timeline(),
             )
 
     def _load_engine(self) -> CompletionEngine:
@@ -140,56 +145,38 @@ class Run:
         self._progress.note(f"loading {self._job.spec.model}")
         return Engine.load(self._job.spec.model, self._job.spec.engine_config())
 
-    def _report(self, state: JobState) -> JobReport:
-        result = make_report(self._job, state, run=self._facts, samples=self._samples)
+    def _report(self, state: JobState, message: str = "") -> JobReport:
+        end = RunEnd(state=state, message=message, facts=self._facts, samples=self._samples)
+        result = make_report(self._job, end)
         self._folder.write_report(result.to_json())
-        return result
+        page = self._page(result)
+        if page is not None:
+            self._folder.write_page(page)
+        return dataclasses.replace(result, has_page=page is not None)
+
+    def _page(self, result: JobReport) -> str | None:
+        """The report as a page; None if that cannot be made here."""
+        if not self._job.spec.output.report_samples:
+            result = dataclasses.replace(result, samples=())
+        try:
+            return job_page.render(result)
+        except ConfigError as error:
+            self._progress.note(f"{output_view.PAGE} is not written: {error}")
+        except Exception as error:
+            # A picture that cannot be drawn must not cost a job that is done.
+            self._progress.note(f"{output_view.PAGE} is not written, by a bug: {error!r}")
+        return None
 
 
-def make_report(
-    job: PlannedJob,
-    state: JobState,
-    *,
-    run: RunFacts | None = None,
-    samples: tuple[Sample, ...] = (),
-) -> JobReport:
-    """The report of a job as its folder stands, counted from the commit records.
+def make_report(job: PlannedJob, run: RunEnd) -> JobReport:
+    """The report of a job as its folder stands.
 
     Raises:
         OutputConflictError: A record cannot be read.
         StorageError: The folder cannot be read.
     """
-    tally = Tally(job.spec.eval)
-    records = output_view.current_records(job.store, range(len(job.units)))
-    for record in records:
-        tally.add_counts(record.counts)
-    scores, facts = tally.scores(), run or RunFacts()
-    output = OutputFacts(
-        path=job.store.url,
-        parts=len(records),
-        rows=tally.num_rows,
-        finish_reasons=dict(tally.finish_reasons),
-        prompt_tokens=tally.tokens["prompt"],
-        completion_tokens=tally.tokens["completion"],
-        cached_tokens=tally.tokens["cached"],
-        partial_characters=tally.num_partial_characters,
-        truncated_prompts=tally.num_truncated_prompts,
-        truncated_tokens=tally.num_truncated_tokens,
-    )
-    return JobReport(
-        state=state,
-        input_rows=job.inputs.num_rows,
-        output=output,
-        errors=tally.errors(),
-        scores=scores,
-        run=facts,
-        warnings=report.warnings(
-            output, facts, job.spec, input_rows=job.inputs.num_rows, scores=scores
-        ),
-        job=job.spec.model_dump(mode="json"),
-        versions=versions.installed(),
-        samples=samples,
-    )
+    folder = JobFolder(store=job.store, history=job.history, units=job.units, spec=job.spec)
+    return counted_report.make(folder, run)
 
 
 def _end_state(error: BaseException) -> JobState:

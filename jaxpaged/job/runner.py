@@ -6,6 +6,7 @@ from collections.abc import Callable
 from jaxpaged.errors import OutputConflictError
 from jaxpaged.job import planned_job, report
 from jaxpaged.job.completion_engine import CompletionEngine
+from jaxpaged.job.counted_report import RunEnd
 from jaxpaged.job.live_progress import LiveProgress
 from jaxpaged.job.look import verify
 from jaxpaged.job.output import output_view
@@ -74,10 +75,11 @@ def known_report(job: PlannedJob) -> JobReport:
     """The report of a finished job: the one in its folder, or a new one if that is lost."""
     known = report.from_json(output_view.read_json(job.store, output_view.REPORT))
     if known is None:
-        return make_report(job, "already finished")
+        return make_report(job, RunEnd(state="already finished"))
     # The folder may have been moved since.
     output = dataclasses.replace(known.output, path=job.store.url)
-    return dataclasses.replace(known, state="already finished", output=output)
+    has_page = job.store.modified(output_view.PAGE) is not None
+    return dataclasses.replace(known, state="already finished", output=output, has_page=has_page)
 
 
 def check_model(job: PlannedJob, engine: CompletionEngine | None) -> None:

@@ -131,6 +131,7 @@ class OutputSpec(Section):
         durability: What a finished part survives: "machine", a power loss; "process", the end of
             the process.
         journal_interval: Most seconds of finished rows that a kill can cost.
+        report_samples: The report's page shows some prompts and completions.
     """
 
     path: str
@@ -140,6 +141,7 @@ class OutputSpec(Section):
     explode: bool = False
     durability: Durability = "machine"
     journal_interval: float = Field(default=5.0, ge=0, le=3600)
+    report_samples: bool = True
 
     @pydantic.field_validator("path")
     @classmethod

@@ -8,13 +8,15 @@ one, as if they were one with a list of completions.
 import collections
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jaxpaged.job import result_columns, row_window
+from jaxpaged.job import lengths, result_columns, row_window
 from jaxpaged.job.sections import EvalSpec
 
 MAX_GROUPS = 100
@@ -22,6 +24,7 @@ OTHER_GROUPS = "(other)"
 NULL_GROUP = "(null)"
 
 _MAX_EXAMPLES = 3
+_WITHOUT_COMPLETION = ("error", "skipped")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,9 @@ class Counts:
         scores: By metric and group.
         truncated_prompts: Rows whose prompts were cut.
         truncated_tokens: Tokens that were cut out of them.
+        prompt_lengths: Prompts by range of length; see `lengths`. Empty in records of before there
+            was such a count.
+        completion_lengths: The same for what rows that neither failed nor were skipped came to.
     """
 
     rows: int
@@ -107,6 +113,8 @@ class Counts:
     scores: tuple[GroupScore, ...]
     truncated_prompts: int = 0
     truncated_tokens: int = 0
+    prompt_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+    completion_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Tally:
@@ -123,6 +131,8 @@ class Tally:
         num_partial_characters: Rows with a completion that was cut inside a character.
         num_truncated_prompts: Rows whose prompts were cut.
         num_truncated_tokens: Tokens that were cut out of them.
+        prompt_lengths: Prompts by range of length; see `lengths`.
+        completion_lengths: The same for what rows that neither failed nor were skipped came to.
     """
 
     def __init__(self, scoring: EvalSpec | None, rows_each: int = 1) -> None:
@@ -141,6 +151,8 @@ class Tally:
         self.num_partial_characters = 0
         self.num_truncated_prompts = 0
         self.num_truncated_tokens = 0
+        self.prompt_lengths: collections.Counter[int] = collections.Counter()
+        self.completion_lengths: collections.Counter[int] = collections.Counter()
 
     @property
     def num_errors(self) -> int:
@@ -180,6 +192,8 @@ class Tally:
         self.num_partial_characters += counts.partial_characters
         self.num_truncated_prompts += counts.truncated_prompts
         self.num_truncated_tokens += counts.truncated_tokens
+        self.prompt_lengths.update(counts.prompt_lengths)
+        self.completion_lengths.update(counts.completion_lengths)
         self._error_counts.update(counts.errors)
         for code, rows in counts.examples.items():
             known = self._examples[code]
@@ -204,6 +218,8 @@ class Tally:
             ),
             truncated_prompts=self.num_truncated_prompts,
             truncated_tokens=self.num_truncated_tokens,
+            prompt_lengths=dict(self.prompt_lengths),
+            completion_lengths=dict(self.completion_lengths),
         )
 
     def add(self, table: pa.Table) -> None:
@@ -211,8 +227,10 @@ class Tally:
         if self._rows_each > 1:
             table = self._with_rest(table)
         self.num_rows += table.num_rows // self._rows_each
-        reasons = self._grouped(table["finish_reason"])
-        self.finish_reasons.update(map(row_window.row_finish_reason, reasons))
+        grouped = self._grouped(table["finish_reason"])
+        reasons = list(map(row_window.row_finish_reason, grouped))
+        self.finish_reasons.update(reasons)
+        self._add_lengths(table, reasons)
         self.tokens["prompt"] += _sum(self._firsts(table["prompt_tokens"]))
         self.tokens["completion"] += _sum(table["completion_tokens"])
         self.tokens["cached"] += _sum(self._firsts(table["cached_tokens"]))
@@ -274,6 +292,14 @@ class Tally:
         """The values of each row of the input."""
         items, each = values.to_pylist(), self._rows_each
         return [items[start : start + each] for start in range(0, len(items), each)]
+
+    def _add_lengths(self, table: pa.Table, reasons: Sequence[str | None]) -> None:
+        prompts = self._firsts(table["prompt_tokens"]).drop_null()
+        self.prompt_lengths.update(lengths.count(prompts.to_numpy()))
+        completions = table["completion_tokens"].fill_null(0).to_numpy()
+        is_completed = np.array([reason not in _WITHOUT_COMPLETION for reason in reasons], bool)
+        completions = completions.reshape(-1, self._rows_each).sum(axis=1)[is_completed]
+        self.completion_lengths.update(lengths.count(completions))
 
     def _add_errors(self, table: pa.Table) -> None:
         # Of these columns only: the grouping column may have a type that Arrow cannot filter.

@@ -217,7 +217,31 @@ def test_what_a_folder_holds_is_told_as_json(job, finished, tmp_path):
         assert told.stderr == shown.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["verify", "OUT"], ["diff", "OUT", "OUT"]], ids=" ".join)
+def test_a_report_is_made_again(finished, tmp_path):
+    page = finished / "_jaxpaged" / "report.html"
+    page.unlink()
+
+    elsewhere = invoke("report", finished, "--html", tmp_path / "page.html")
+    assert not page.exists()
+    again = invoke("report", finished)
+
+    assert (elsewhere.exit_code, again.exit_code) == (0, 0), again.stderr
+    assert page.read_text().startswith("<!doctype html>")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert str(page) in again.stdout
+    assert "4 of 4" in again.stdout
+
+
+def test_a_report_without_matplotlib_names_what_to_install(finished, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = invoke("report", finished)
+    assert result.exit_code == 2
+    assert "pip install 'jaxpaged[report]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", "OUT"], ["diff", "OUT", "OUT"], ["report", "OUT"]], ids=" ".join
+)
 def test_a_folder_of_no_job_is_refused(words, tmp_path):
     result = invoke(*(tmp_path if word == "OUT" else word for word in words))
 
@@ -340,6 +364,7 @@ def test_every_help_has_an_example(command, flag):
         ("status", ["--storage", "--json"]),
         ("verify", ["--storage", "--json"]),
         ("diff", ["--storage", "--json"]),
+        ("report", ["--storage", "--html"]),
     ],
 )
 def test_every_option_is_in_the_help(command, options):

@@ -47,6 +47,7 @@ OTHERS: dict[str, Any] = {
     "output.explode": True,
     "output.durability": "process",
     "output.journal_interval": 1.0,
+    "output.report_samples": False,
     "sampling.max_tokens": 7,
     "sampling.temperature": 0.5,
     "sampling.top_k": 3,
@@ -293,6 +294,7 @@ _JOBS = _section(
             token_ids=st.booleans(),
             durability=st.sampled_from(["machine", "process"]),
             journal_interval=st.floats(0, 3600) | st.integers(0, 3600),
+            report_samples=st.booleans(),
         ),
     },
     sampling=st.none()

@@ -321,7 +321,7 @@ def test_the_report_beside_the_parts_holds_no_row_text(write_rows, make_spec, en
     assert "topsecret" not in text
     assert "classified" not in text
     assert [sample.completion for sample in report.samples] == ["[topsecret]"]
-    assert found["report_version"] == 2
+    assert found["report_version"] == 3
     assert found["versions"]["pyarrow"] == pa.__version__
     assert found["run"]["engine"]["implementation"] == "scripted"
     assert found["job"]["input"]["prompt"] == "{{ q }}"

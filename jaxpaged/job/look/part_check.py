@@ -138,12 +138,16 @@ def _count_faults(tally: Tally, record: CommitRecord) -> Iterator[str]:
         "prompts cut": (counted.truncated_prompts, said.truncated_prompts),
         "tokens cut out of prompts": (counted.truncated_tokens, said.truncated_tokens),
     }
+    # Records of before there were such counts have none.
+    if said.prompt_lengths or said.completion_lengths:
+        pairs["prompts by length"] = (counted.prompt_lengths, said.prompt_lengths)
+        pairs["completions by length"] = (counted.completion_lengths, said.completion_lengths)
     for name, (mine, theirs) in pairs.items():
         if _normal(mine) != _normal(theirs):
             yield f"comes to other {name} than its commit record says: {mine}, not {theirs}"
 
 
-def _normal(count: int | Mapping[str, int]) -> object:
+def _normal(count: int | Mapping[str, int] | Mapping[int, int]) -> object:
     """Counts among which those of nothing do not matter."""
     return count if isinstance(count, int) else +collections.Counter(count)
 

@@ -88,6 +88,7 @@ RUN_KEYS = frozenset(
         "output.path",
         "output.durability",
         "output.journal_interval",
+        "output.report_samples",
         "storage.s3.endpoint_url",
         "storage.s3.region",
         "storage.s3.profile",

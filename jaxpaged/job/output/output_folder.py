@@ -9,7 +9,7 @@
         journal/                 finished rows of units in flight; see `journal`
         attempts/, lock          who writes; see `attempt`
         superseded/, rejected/   parts that a retry or a repair replaced
-        report.json              the report of the last run
+        report.json, report.html the report of the last run
         tmp/                     what is not finished yet
 
 The steps of a commit, each of which may be the last one before a power loss:
@@ -24,7 +24,6 @@ A part without a record (the end came between 4 and 5) is adopted by the next ru
 
 import contextlib
 import dataclasses
-import json
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO
@@ -36,7 +35,7 @@ from jaxpaged.job.output import commit, history, output_view, part_file
 from jaxpaged.job.output.attempt import Attempt
 from jaxpaged.job.output.commit import CommitRecord
 from jaxpaged.job.output.history import History
-from jaxpaged.job.output.output_view import REJECTED, REPORT, SUCCESS, SUPERSEDED
+from jaxpaged.job.output.output_view import PAGE, REJECTED, REPORT, SUCCESS, SUPERSEDED
 from jaxpaged.job.output.part_file import ForeignPart, PartProblem
 from jaxpaged.job.sections import EvalSpec
 from jaxpaged.job.tally import Tally
@@ -206,7 +205,12 @@ class OutputFolder:
     def write_report(self, report: Mapping[str, object]) -> None:
         """Replaces the report."""
         self.attempt.check()
-        self.store.replace(REPORT, _to_bytes(report))
+        self.store.replace(REPORT, output_view.to_bytes(report))
+
+    def write_page(self, page: str) -> None:
+        """Replaces the report's page."""
+        self.attempt.check()
+        self.store.replace(PAGE, page.encode())
 
     def finish(self, known: History, summary: Mapping[str, object]) -> None:
         """Marks the job as finished, with the sizes of its parts: the last thing written."""
@@ -218,7 +222,7 @@ class OutputFolder:
             "finished": history.now(),
             "part_bytes": output_view.visible_parts(self.store),
         }
-        self.store.replace(SUCCESS, _to_bytes(content))
+        self.store.replace(SUCCESS, output_view.to_bytes(content))
 
     def _committed(self) -> dict[int, tuple[int, ...]]:
         """By unit, the revisions that have a record; remembers the latest."""
@@ -329,7 +333,3 @@ class OutputFolder:
 def _superseded(unit: Unit, revision: int) -> str:
     # Not named *.parquet: some readers look into hidden folders.
     return f"{SUPERSEDED}/{unit.part_name}.r{revision}"
-
-
-def _to_bytes(content: Mapping[str, object]) -> bytes:
-    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()

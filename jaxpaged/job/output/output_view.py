@@ -6,7 +6,8 @@ Looks only, changes nothing; works while another process writes. The layout is d
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jaxpaged.errors import OutputConflictError, StorageError
@@ -20,11 +21,16 @@ PRIVATE = "_jaxpaged"
 REPORT = f"{PRIVATE}/report.json"
 """Where the report lies in the folder; a visible name would break readers of the folder."""
 
+PAGE = f"{PRIVATE}/report.html"
+"""The same as a page to look at."""
+
 SUCCESS = "_SUCCESS"
 SUPERSEDED = f"{PRIVATE}/superseded"
 REJECTED = f"{PRIVATE}/rejected"
 
 _HIDDEN = ("_", ".")
+# No string of a JSON text has a line break in it.
+_NUMBERS = re.compile(r"\[\n(?:\s+-?\d[\d.eE+-]*,?\n)+\s+\]")
 _READERS = 16
 _SHOWN = 3
 
@@ -141,6 +147,12 @@ def read_json(store: Store, name: str) -> dict[str, object] | None:
     except (StorageError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def to_bytes(content: Mapping[str, object]) -> bytes:
+    """A JSON object as the folder has it: indented, but for lists of numbers."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    return (_NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n").encode()
 
 
 def _revision_of(store: Store, name: str) -> int | None:
