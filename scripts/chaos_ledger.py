@@ -25,7 +25,7 @@ from typing import Any
 PHASES = ("starting", "loading", "generating", "journaling", "committing", "finishing")
 
 _COMMITTING = ("/part-", "commits-", "commits/", "/commits")
-_FINISHING = ("rename out/_SUCCESS", "_SUCCESS.tmp", "report.json", ".beat", ".end")
+_FINISHING = ("rename out/_SUCCESS", "_SUCCESS.tmp", "/report.", ".beat", ".end")
 
 
 class Ledger:

@@ -194,7 +194,7 @@ def histogram(edges: Sequence[Number], counts: Sequence[int], *, title: str, x_l
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, 1.08 * max(counts, default=0) or 1)
         axes.set_xlabel(x_label)
-        _ticks(axes, counts=True)
+        _ticks(axes, is_whole=True)
     return output.svg
 
 
@@ -277,12 +277,12 @@ def _axes(
     output.svg = _inline(written.getvalue(), title)
 
 
-def _ticks(axes: "matplotlib.axes.Axes", *, counts: bool = False) -> None:
-    """Few of them, with short numbers; with counts the vertical ones are whole."""
+def _ticks(axes: "matplotlib.axes.Axes", *, is_whole: bool = False) -> None:
+    """Few of them, with short numbers; whole ones where others make no sense."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     for axis, most in ((axes.xaxis, 6), (axes.yaxis, 4)):
-        axis.set_major_locator(MaxNLocator(most, integer=counts and axis is axes.yaxis))
+        axis.set_major_locator(MaxNLocator(most, integer=is_whole))
         axis.set_major_formatter(FuncFormatter(lambda value, _: numbers.short(value)))
 
 

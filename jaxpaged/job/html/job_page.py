@@ -5,16 +5,17 @@ alone, neither the folder nor the input.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxpaged.job.html import result_blocks, run_charts
 from jaxpaged.job.report import JobReport, RunFacts
 from jaxpaged.report import charts, numbers, page, text
-from jaxpaged.report.page import Block, Charts, Facts, Figure, Folded, Messages, Page, Section
+from jaxpaged.report.page import Charts, Facts, Figure, Folded, Messages, Page, Section
 
 _GOOD_STATES = ("finished", "already finished")
-_MAX_VALUE_CHARS = 500
+_MAX_TITLE_CHARS = 80
+_MAX_CHARS = 1000
 
 
 def render(report: JobReport) -> str:
@@ -26,15 +27,20 @@ def render(report: JobReport) -> str:
     charts.require()
     return page.render(
         Page(
-            title=report.output.path.rstrip("/").rpartition("/")[2] or report.output.path,
+            title=text.cut(_title(report.output.path), _MAX_TITLE_CHARS),
             state=report.state,
             is_good=report.state in _GOOD_STATES,
-            lead=report.output.path,
+            lead=text.cut(report.output.path, _MAX_CHARS),
             figures=list(_figures(report)),
             sections=_sections(report),
             foot=f"jaxpaged {report.versions.get('jaxpaged', '')}, {report.written}",
         )
     )
+
+
+def _title(path: str) -> str:
+    """The last part of a path or URL."""
+    return path.rstrip("/").rpartition("/")[2] or path
 
 
 def _sections(report: JobReport) -> list[Section]:
@@ -59,9 +65,9 @@ def _sections(report: JobReport) -> list[Section]:
 def _messages(report: JobReport) -> Iterator[Messages]:
     ended = [f"The run ended early: {report.message}"] if report.message else []
     if warnings := [*ended, *report.warnings]:
-        yield Messages(texts=warnings, is_warning=True)
+        yield Messages(texts=_cut(warnings), is_warning=True)
     if report.notes:
-        yield Messages(texts=report.notes)
+        yield Messages(texts=_cut(report.notes))
 
 
 def _figures(report: JobReport) -> Iterator[Figure]:
@@ -176,12 +182,14 @@ def _run(run: RunFacts) -> str:
 
 
 def _folded(report: JobReport) -> Iterator[Folded]:
-    keys = [(key, text.cut(value, _MAX_VALUE_CHARS)) for key, value in _flat(report.job)]
-    yield Folded(summary="All keys of the job", facts=Facts(rows=keys))
-    yield Folded(summary="Versions", facts=Facts(rows=list(report.versions.items())))
-    if report.identity is not None:
-        parts = list(report.identity.model.items())
-        yield Folded(summary="Fingerprints of the model", facts=Facts(rows=parts))
+    folded = {
+        "All keys of the job": _flat(report.job),
+        "Versions": report.versions.items(),
+        "Fingerprints of the model": report.identity.model.items() if report.identity else (),
+    }
+    for summary, rows in folded.items():
+        for facts in _facts(rows):
+            yield Folded(summary=summary, facts=facts)
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -198,10 +206,14 @@ def _device_seconds(run: RunFacts) -> float:
     return sum(run.engine.get(f"{phase}_seconds") or 0.0 for phase in ("prefill", "decode"))
 
 
-def _charts(found: list[page.Chart]) -> list[Block]:
+def _charts(found: list[page.Chart]) -> list[Charts]:
     return [Charts(charts=found)] if found else []
 
 
-def _facts(rows: Iterator[tuple[str, str]]) -> list[Block]:
-    found = list(rows)
+def _facts(rows: Iterable[tuple[str, str]]) -> list[Facts]:
+    found = [(text.cut(name, _MAX_CHARS), text.cut(value, _MAX_CHARS)) for name, value in rows]
     return [Facts(rows=found)] if found else []
+
+
+def _cut(texts: Iterable[str]) -> list[str]:
+    return [text.cut(one, _MAX_CHARS) for one in texts]

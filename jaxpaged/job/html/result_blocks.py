@@ -40,7 +40,11 @@ def outcomes(report: JobReport) -> list[Tables]:
     found = [Table(head=("finish reason", "share", "rows"), rows=rows, numeric=frozenset({2}))]
     if report.errors:
         errors = [
-            (error.code, f"{error.count:,}", "\n".join(map(_error, error.examples)))
+            (
+                text.cut(error.code, _MAX_NAME_CHARS),
+                f"{error.count:,}",
+                "\n".join(map(_error, error.examples)),
+            )
             for error in report.errors
         ]
         head = ("error code", "rows", "for example")
