@@ -421,6 +421,7 @@ def test_the_commands_reach_a_bucket(filled, storage, tmp_path, monkeypatch):
     none = invoke("retry", filled.out, "--where", "id = 10", *reached)
     assert (none.exit_code, none.stdout) == (0, "no row is chosen, nothing to do\n")
     assert invoke("verify", filled.out, *reached).exit_code == 0
+    assert invoke("report", filled.out, *reached).exit_code == 0
     filled.delete("part-000001.parquet")
     wrong = invoke("verify", filled.out, *reached, "--json")
     assert wrong.exit_code == 6

@@ -1,11 +1,14 @@
 """Status, verify and diff of an output in an object store, which has no lock to ask."""
 
+import pytest
 from s3_server import s3_bucket, s3_filesystem, s3_options, s3_server  # noqa: F401  (fixtures)
 
-from jaxpaged.job import planned_job
+from jaxpaged.errors import OutputConflictError
+from jaxpaged.job import planned_job, rebuilt_report
 from jaxpaged.job.look.diff import diff
 from jaxpaged.job.look.status import status
 from jaxpaged.job.look.verify import verify
+from jaxpaged.job.output import output_view
 from jaxpaged.job.runner import run_job
 
 
@@ -28,6 +31,12 @@ def test_an_output_in_a_bucket_is_looked_at_like_a_folder(
     assert diff(store, local).is_same
     assert status(store).state == "finished"
     assert (verify(store).problems, verify(store).parts) == ((), 3)
+    store.delete(output_view.REPORT)
+    store.delete(output_view.PAGE)
+    again = rebuilt_report.write(store)
+    assert (again.state, again.output.rows, again.output.path) == ("finished", 10, store.url)
+    assert b"[q0]" in (store.read(output_view.PAGE) or b"")
+    assert output_view.read_json(store, output_view.REPORT) is not None
 
     # A part is there, its record is not; it depends on whether a writer may be at work.
     store.delete("_SUCCESS")
@@ -38,3 +47,5 @@ def test_an_output_in_a_bucket_is_looked_at_like_a_folder(
     assert (verify(store).problems, verify(store).is_running) == ((), True)
     found = status(store)
     assert (found.state, found.rows_committed) == ("running", 6)
+    with pytest.raises(OutputConflictError, match="a job is running there"):
+        rebuilt_report.write(store)

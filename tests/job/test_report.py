@@ -186,6 +186,28 @@ def test_the_table_says_everything_on_plain_lines(full):
     assert len(sample) < 160
 
 
+def test_a_page_is_named_where_there_is_one(full):
+    for has_page in (False, True):
+        text = io.StringIO()
+        shown = dataclasses.replace(full, has_page=has_page)
+        report_table.show(shown, rich.console.Console(file=text, width=120))
+        assert ("/out/_jaxpaged/report.html" in text.getvalue()) is has_page
+        assert "/out/_jaxpaged/report.json" in text.getvalue()
+
+
+def test_what_may_be_worth_knowing_is_noted(full):
+    cut = dataclasses.replace(full.output, truncated_prompts=2, truncated_tokens=1500)
+
+    assert report.notes(cut, unused_columns=["id", "lang"]) == (
+        "input columns that are carried along, and used by neither prompts, parameters nor scores: "
+        "id, lang",
+        "2 prompts were cut, by 1,500 tokens (input.on_too_long)",
+        "1 rows have a completion that was cut inside a character",
+    )
+    nothing = dataclasses.replace(full.output, partial_characters=0)
+    assert report.notes(nothing, unused_columns=[]) == ()
+
+
 def test_rows_that_were_skipped_lack_no_score(full):
     spec = JobSpec.from_dict(
         {"model": "m", "input": {"path": "a", "prompt": "b"}, "output": {"path": "c"}}

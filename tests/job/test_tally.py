@@ -43,6 +43,8 @@ def test_counts_add_up_over_tables():
     assert counts.finish_reasons == {"stop": 1, "length": 1, "error": 6}
     assert counts.tokens == {"prompt": 14, "completion": 24, "cached": 0}
     assert counts.num_partial_characters == 1
+    assert counts.prompt_lengths == {1: 1, 2: 5, 3: 1}
+    assert counts.completion_lengths == {3: 2}
     timeouts, nulls = counts.errors()
     assert (timeouts.code, timeouts.count, len(timeouts.examples)) == ("timeout", 5, 3)
     assert nulls.examples == (RowError(file="a", row_group=0, index=1, message="why"),)
@@ -181,6 +183,8 @@ def test_rows_with_several_completions_count_once_however_they_are_cut():
         assert (counts.partial_characters, found.num_errors) == (1, 1)
         assert [row.index for row in counts.examples["timeout"]] == [3]
         assert (counts.truncated_prompts, counts.truncated_tokens) == (1, 7)
+        assert counts.prompt_lengths == {2: 4}
+        assert counts.completion_lengths == {6: 1, 15: 1}
         [score] = found.scores()
         assert score.overall == ScoreCount(correct=1, scored=3)
         assert score.by["b"] == ScoreCount(correct=0, scored=1)

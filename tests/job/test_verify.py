@@ -296,13 +296,16 @@ def test_counts_that_are_not_those_of_the_rows_are_found(finished):
     counts = json.loads((finished / record(1)).read_text())["counts"]
     counts["tokens"]["prompt"] += 1
     counts["finish_reasons"] = {"stop": 4}
+    counts["completion_lengths"] = {"7": 4}
     change_json(finished / record(1), counts=counts)
 
     (problem,) = look(finished).problems
 
     assert "comes to other tokens than its commit record says" in problem.text
     assert "comes to other rows by finish reason than its commit record says" in problem.text
+    assert "comes to other completions by length than its commit record says" in problem.text
     assert "error code" not in problem.text
+    assert "prompts by length" not in problem.text
 
 
 def test_rows_in_another_order_are_found_though_everything_else_agrees(finished):
