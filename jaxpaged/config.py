@@ -21,6 +21,9 @@ kernel for prefill."""
 Preemption = Literal["auto", "recompute", "swap"]
 """What becomes of a preempted sequence's keys and values."""
 
+Reservation = Literal["paged", "static"]
+"""When a sequence gets its blocks: as it grows, or all that `max_model_len` tokens need at once."""
+
 _KV_DTYPES = ", ".join(get_args(KVDType))
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -46,6 +49,8 @@ class EngineConfig:
             preempt each other at once.
         prefix_cache: Keep the blocks of computed prompts, and start prompts that begin alike from
             them.
+        reservation: "static" gives a sequence the blocks of `max_model_len` tokens when it is
+            admitted, and shares none, as engines without paging do: to compare with.
         preemption: "recompute" drops a preempted sequence's keys and values, "swap" keeps them in
             host memory, "auto" does what is likely to be faster.
         swap_space: Most host memory for swapped sequences, in GiB.
@@ -73,6 +78,7 @@ class EngineConfig:
     memory_utilization: float = 0.5
     watermark: float = 0.01
     prefix_cache: bool = True
+    reservation: Reservation = "paged"
     preemption: Preemption = "auto"
     swap_space: float = 2.0
     attention: Attention = "auto"
@@ -91,6 +97,7 @@ class EngineConfig:
             ("num_blocks", _at_least(self.num_blocks, 1), "at least 1"),
             ("memory_utilization", 0.0 < self.memory_utilization <= 1.0, "above 0, at most 1"),
             ("watermark", 0.0 <= self.watermark < 1.0, "from 0 and below 1"),
+            ("reservation", self.reservation in get_args(Reservation), "paged or static"),
             ("preemption", self.preemption in get_args(Preemption), "auto, recompute or swap"),
             ("swap_space", 0.0 <= self.swap_space <= 1e6, "from 0 to 1,000,000 GiB"),
             (

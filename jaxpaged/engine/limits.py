@@ -5,10 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, DType, EngineConfig, KVDType
 from jaxpaged.engine import memory
-from jaxpaged.engine.batch import ROW_TILE, max_decodes
-from jaxpaged.engine.device import backend
+from jaxpaged.engine.batch import ROW_TILE, BatchShapes, batch_shapes, max_decodes
+from jaxpaged.engine.device import Device
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
@@ -24,6 +24,63 @@ _WITHOUT_PARTIALS = ("xla", "llvm")
 
 # Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
 _LOGITS_ARRAYS = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the settings of an engine come to.
+
+    Attributes:
+        max_model_len: Most tokens of a sequence.
+        token_budget: Most tokens of a step.
+        kv_dtype: How keys and values are stored.
+        is_deterministic: A row's bytes must not depend on what else is in its batches.
+        capacity: What the pool holds.
+        shapes: The sizes of the batches.
+    """
+
+    max_model_len: int
+    token_budget: int
+    kv_dtype: KVDType
+    is_deterministic: bool
+    capacity: PoolCapacity
+    shapes: BatchShapes
+
+
+def resolve(config: EngineConfig, model: Llama, *, device: Device, available: int) -> Limits:
+    """What the settings come to for a model, which may be without weights.
+
+    Args:
+        config: The settings.
+        model: Its shape, its dtype and who computes attention count.
+        device: It runs on.
+        available: Bytes free there beside the weights.
+
+    Raises:
+        ConfigError: A setting does not suit the model.
+        CapacityError: The pool cannot fit.
+    """
+    length = max_model_len(config, model.config)
+    budget = token_budget(config)
+    stored = kv_dtype(config, model)
+    pool = capacity(config, model, length, kv_dtype=stored, available=available)
+    deterministic = is_deterministic(config, device)
+    shapes = batch_shapes(
+        max_num_seqs=config.max_num_seqs,
+        token_budget=budget,
+        max_model_len=length,
+        capacity=pool,
+        is_deterministic=deterministic,
+        growth=bucket_growth(device),
+    )
+    return Limits(
+        max_model_len=length,
+        token_budget=budget,
+        kv_dtype=stored,
+        is_deterministic=deterministic,
+        capacity=pool,
+        shapes=shapes,
+    )
 
 
 def token_budget(config: EngineConfig) -> int:
@@ -63,20 +120,25 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return length
 
 
-def is_deterministic(config: EngineConfig) -> bool:
+def is_deterministic(config: EngineConfig, device: Device) -> bool:
     """Whether a row's bytes must not depend on what else is in its batches."""
     if config.deterministic is None:
-        return backend() == "cpu"
+        return device.is_cpu
     return config.deterministic
 
 
-def bucket_growth() -> float:
+def bucket_growth(device: Device) -> float:
     """How far apart the token buckets of steps are.
 
     On the CPU a step takes as long as it has tokens, padding included, and a program is compiled in
     a second. A GPU reads the same weights for few tokens as for many, and compiles for long.
     """
-    return 1.25 if backend() == "cpu" else 4.0
+    return 1.25 if device.is_cpu else 4.0
+
+
+def dtype(config: EngineConfig, device: Device) -> DType:
+    """Of weights and activations."""
+    return config.dtype or ("float32" if device.is_cpu else "bfloat16")
 
 
 def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
@@ -123,9 +185,21 @@ def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) ->
 
 
 def capacity(
-    config: EngineConfig, model: Llama, max_model_len: int, *, kv_dtype: KVDType
+    config: EngineConfig,
+    model: Llama,
+    max_model_len: int,
+    *,
+    kv_dtype: KVDType,
+    available: int,
 ) -> PoolCapacity:
-    """The pool for a loaded model.
+    """The pool for a model.
+
+    Args:
+        config: The engine's settings.
+        model: Its shape and who computes attention count.
+        max_model_len: Most tokens of a sequence.
+        kv_dtype: How keys and values are stored.
+        available: Bytes free on the device beside the weights.
 
     Raises:
         CapacityError: It cannot fit into what memory is left by the weights and the sampler.
@@ -137,7 +211,6 @@ def capacity(
         head_dim=shape.head_dim,
         kv_dtype=kv_dtype,
     )
-    available = memory.available_bytes()
     count = f"{config.max_num_seqs} sequences"
     # The two are different programs, one behind the other.
     workspaces = {

@@ -330,34 +330,35 @@ def tiny_model_by(attention):
 def test_pools_that_the_kernels_cannot_address_become_smaller(
     monkeypatch, attention, kv_dtype, gib: float, shrinks: bool
 ) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: int(gib * 2**30))
     config = EngineConfig(memory_utilization=1.0, max_num_seqs=1, kv_dtype=kv_dtype)
     model = tiny_model_by(attention)
     monkeypatch.setattr(limits, "partials_bytes", lambda *_: 0)
-    found = limits.capacity(config, model, 2**28, kv_dtype=kv_dtype)
+    found = limits.capacity(config, model, 2**28, kv_dtype=kv_dtype, available=int(gib * 2**30))
     expected = 2**31 if shrinks else found.num_tokens * 128
     assert found.num_tokens * 128 == expected
     assert shrinks or found.num_bytes > 0.95 * gib * 2**30
 
 
-def test_blocks_asked_for_that_the_kernels_cannot_address_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: 2**36)
+def test_blocks_asked_for_that_the_kernels_cannot_address_are_refused() -> None:
     config = EngineConfig(num_blocks=3 * 2**19, kv_dtype="int8")
     message = r"1572864: .* int8 keys of 3\.00 GiB, .* at most 1048576 blocks, at least 2097153, or"
     with pytest.raises(CapacityError, match=message):
-        limits.capacity(config, tiny_model_by("triton"), 64, kv_dtype="int8")
+        limits.capacity(config, tiny_model_by("triton"), 64, kv_dtype="int8", available=2**36)
 
 
-def test_partial_results_of_long_contexts_are_taken_off_the_pool(monkeypatch) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: 2**34)
+def test_partial_results_of_long_contexts_are_taken_off_the_pool() -> None:
     config = EngineConfig(memory_utilization=1.0, max_num_seqs=1)
     length = 2**26
     by_kernels, by_xla = (
-        limits.capacity(config, tiny_model_by(attention), length, kv_dtype="bfloat16")
+        limits.capacity(
+            config, tiny_model_by(attention), length, kv_dtype="bfloat16", available=2**34
+        )
         for attention in ("triton", "xla")
     )
     # 64 queries at least, 2 heads of 64 numbers and 2 more, a partition for 256 tokens.
     partials = 64 * 2 * length // 256 * 66 * 4
     assert abs(by_xla.num_bytes - by_kernels.num_bytes - partials) < 2**20
     with pytest.raises(CapacityError, match="attention for 1 sequences of 268435456 tokens needs"):
-        limits.capacity(config, tiny_model_by("triton"), 2**28, kv_dtype="bfloat16")
+        limits.capacity(
+            config, tiny_model_by("triton"), 2**28, kv_dtype="bfloat16", available=2**34
+        )
