@@ -103,7 +103,7 @@ class Engine:
         self._clock = StepClock()
         self.stats = EngineStats(
             device=place.device.name,
-            dtype=str(model.embed_tokens[...].dtype),
+            dtype=str(model.dtype),
             kv_dtype=self.limits.kv_dtype,
             is_deterministic=self.limits.is_deterministic,
             implementation=model.attention,

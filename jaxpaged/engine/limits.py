@@ -154,7 +154,7 @@ def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
         )
     if config.kv_dtype is not None:
         return config.kv_dtype
-    return "float32" if model.embed_tokens[...].dtype == jnp.float32 else "bfloat16"
+    return "float32" if model.dtype == jnp.float32 else "bfloat16"
 
 
 def swap_space(config: EngineConfig, pool: PoolCapacity) -> SwapSpace:
