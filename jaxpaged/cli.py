@@ -277,6 +277,77 @@ def validate(job: str, overrides: tuple[str, ...], rows: int) -> int:
 
 
 @main.command()
+@click.argument("job", type=click.Path())
+@_OVERRIDE
+@click.option(
+    "--device",
+    metavar="CARD",
+    help="Plan for a GPU that need not be here: l4, rtx4090, a100, h100, h200, or a size as 24GiB.",
+)
+@click.option(
+    "--rows",
+    default=5000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most rows to look at; of more rows a sample stands for all.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    help="Tokens to assume of each completion, where it may have more.",
+)
+@click.option(
+    "--speed",
+    metavar="TOKENS",
+    help="Tokens in and out per second, for a time: a number, or two as in 600-800.",
+)
+@click.option(
+    "--speed-of",
+    metavar="OUT",
+    help="Take the speed from the report in this output folder.",
+)
+@click.option("--compile", "compiles", is_flag=True, help="Ask the compiler about memory, too.")
+@_JSON
+@_ends_well
+def plan(
+    job: str,
+    overrides: tuple[str, ...],
+    *,
+    device: str | None,
+    rows: int,
+    new_tokens: int | None,
+    speed: str | None,
+    speed_of: str | None,
+    compiles: bool,
+    as_json: bool,
+) -> int:
+    """Show what the job in the file JOB would take: rows, memory, steps, time.
+
+    \b
+    Examples:
+      jaxpaged plan jobs/eval.yaml
+      jaxpaged plan jobs/eval.yaml --device l4 --set engine.kv_dtype=int8
+      jaxpaged plan jobs/eval.yaml --speed-of out/eval --json
+
+    Tokenizes the rows and runs the real scheduler over them without a model; loads no weights.
+    Ends with 5 if the job cannot fit into memory.
+    """
+    from jaxpaged.job.spec import JobSpec
+    from jaxpaged.plan import cards, job_plan, plan_table, speed_option
+
+    options = job_plan.PlanOptions(
+        card=cards.find(device) if device else None,
+        max_rows=rows,
+        new_tokens=new_tokens,
+        speed=speed_option.speed(speed, _store(speed_of, ()) if speed_of else None),
+        compiles=compiles,
+    )
+    found = job_plan.make(JobSpec.from_file(job, overrides), options)
+    _show(found.to_json() if as_json else None, lambda console: plan_table.show(found, console))
+    return found.exit_code
+
+
+@main.command()
 @_ends_well
 def doctor() -> int:
     """Show what an engine would use on this machine and why, and what to install if a GPU is idle.

@@ -8,6 +8,7 @@ import jax
 from jaxpaged.config import Attention, EngineConfig
 from jaxpaged.engine import attention, compile_cache, device, limits, memory
 from jaxpaged.engine.device import Device
+from jaxpaged.engine.shortage import size
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import versions
 
@@ -37,7 +38,7 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
         capability = getattr(found, "compute_capability", None)
         detail = f", compute capability {capability}" if capability else ""
         yield f"device {found.id}", f"{found.device_kind}{detail}"
-    yield "memory available", memory.size(memory.available_bytes())
+    yield "memory available", size(memory.available_bytes())
     config = EngineConfig()
     implementation, reason = attention.choose(config, device=place)
     yield "attention", f"{implementation} ({reason})"

@@ -20,6 +20,7 @@ from jaxpaged.engine.device import Device, Place
 from jaxpaged.engine.model_runner import ModelRunner
 from jaxpaged.engine.runner import Flight, RunnerMaker, StepResult
 from jaxpaged.engine.sample_group import SampleGroup
+from jaxpaged.engine.shortage import size
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
@@ -145,7 +146,7 @@ class Engine:
             f"({self.stats.implementation_reason}): KV pool in {self.stats.kv_dtype}, "
             f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
             f"{capacity.num_tokens:,} tokens, "
-            f"{memory.size(capacity.num_bytes)} ({capacity.bytes_per_token:,} bytes a token); "
+            f"{size(capacity.num_bytes)} ({capacity.bytes_per_token:,} bytes a token); "
             f"{capacity.concurrent(length):,} requests of {length:,} tokens fit at once"
         )
 

@@ -4,11 +4,12 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
+from jaxpaged.cache.capacity import PoolCapacity, blocks_for, kv_bytes_per_token
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, DType, EngineConfig, KVDType
 from jaxpaged.engine import memory
 from jaxpaged.engine.batch import ROW_TILE, BatchShapes, batch_shapes, max_decodes
 from jaxpaged.engine.device import Device
+from jaxpaged.engine.shortage import shortage, size
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
@@ -19,11 +20,13 @@ from pallas_kernels.partials import PARTITION_TOKENS
 
 DEFAULT_TOKEN_BUDGET = 512
 
+_WIDE = ("float32", "bfloat16", "float16")
+
 # Implementations on whose pools and contexts the GPU kernels' limits do not bear.
 _WITHOUT_PARTIALS = ("xla", "llvm")
 
-# Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
-_LOGITS_ARRAYS = 10
+LOGITS_ARRAYS = 10
+"""Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +177,7 @@ def workspace_bytes(max_num_seqs: int, vocab_size: int) -> int:
     The scores of prompt tokens take less: they are computed for a few rows at a time.
     """
     num_rows = -(-max_num_seqs // ROW_TILE) * ROW_TILE
-    return _LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
+    return LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
 
 
 def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) -> int:
@@ -205,37 +208,79 @@ def capacity(
         CapacityError: It cannot fit into what memory is left by the weights and the sampler.
     """
     shape = model.config
-    bytes_per_token = kv_bytes_per_token(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        kv_dtype=kv_dtype,
-    )
-    count = f"{config.max_num_seqs} sequences"
+    lanes = f"{config.max_num_seqs:,} sequences"
     # The two are different programs, one behind the other.
     workspaces = {
-        f"sampling for {count} from {shape.vocab_size} tokens": workspace_bytes(
+        f"sampling for {lanes} from {shape.vocab_size:,} tokens": workspace_bytes(
             config.max_num_seqs, shape.vocab_size
         )
     }
     if model.attention not in _WITHOUT_PARTIALS:
         partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
-        workspaces[f"decode attention for {count} of {max_model_len} tokens"] = partials
+        workspaces[f"decode attention for {lanes} of {max_model_len:,} tokens"] = partials
     what, workspace = max(workspaces.items(), key=lambda item: item[1])
     if workspace > available:
-        raise CapacityError(
-            f"{what} needs {memory.size(workspace)}, {memory.size(available)} are available beside "
-            "the weights; lower engine.max_num_seqs or max_model_len, or free memory"
-        )
+        raise _no_room(what, workspace, available, config=config, max_model_len=max_model_len)
     resolved = memory.resolve_capacity(
         config,
         available=available - workspace,
-        bytes_per_token=bytes_per_token,
+        bytes_per_token=token_bytes(shape, kv_dtype),
         max_model_len=max_model_len,
+        narrower={"int8": token_bytes(shape, "int8")} if kv_dtype in _WIDE else {},
     )
+    if config.reservation == "static":
+        _check_static(resolved, max_model_len)
     if model.attention in _WITHOUT_PARTIALS:
         return resolved
     return _addressable(resolved, shape, kv_dtype, is_asked_for=config.num_blocks is not None)
+
+
+def token_bytes(model: ModelConfig, kv_dtype: KVDType) -> int:
+    """Bytes of a token's keys and values over all layers."""
+    return kv_bytes_per_token(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _no_room(
+    what: str, needed: int, available: int, *, config: EngineConfig, max_model_len: int
+) -> CapacityError:
+    """The error of temporary arrays that cannot fit."""
+    changes = [f"free {size(needed - available)} of memory"]
+    fitting = config.max_num_seqs * available // needed // ROW_TILE * ROW_TILE
+    if fitting:
+        changes.insert(0, f"engine.max_num_seqs: at most {fitting}")
+    if "attention" in what:
+        shorter = max_model_len * available // needed // PARTITION_TOKENS * PARTITION_TOKENS
+        if shorter:
+            changes.insert(1, f"engine.max_model_len: at most {shorter:,}")
+    return shortage(
+        what,
+        needed=needed,
+        available=available,
+        where="the weights",
+        changes=[*changes, "a device with more memory"],
+    )
+
+
+def _check_static(capacity: PoolCapacity, max_model_len: int) -> None:
+    """Refuses a pool that cannot hold what is reserved for one sequence."""
+    if not capacity.concurrent(max_model_len):
+        needed = blocks_for(max_model_len, capacity.block_size)
+        raise shortage(
+            f"static reservation for one sequence of {max_model_len:,} tokens",
+            needed=needed * capacity.block_size * capacity.bytes_per_token,
+            available=capacity.num_bytes,
+            where="weights and temporary arrays",
+            changes=[
+                "engine.reservation: paged",
+                f"engine.max_model_len: at most {capacity.num_tokens:,}",
+                f"engine.num_blocks: at least {needed:,}",
+            ],
+        )
 
 
 def _addressable(
@@ -255,7 +300,7 @@ def _addressable(
     if is_asked_for:
         raise CapacityError(
             f"engine.num_blocks is {capacity.num_blocks}: the kernels cannot address {kv_dtype} "
-            f"keys of {memory.size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
+            f"keys of {size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
             f"most {most} blocks, at least {least_far}, or engine.attention: xla"
         )
     return dataclasses.replace(capacity, num_blocks=most)

@@ -22,7 +22,7 @@ from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.config import KVDType
 from jaxpaged.engine import batch as step_batch
 from jaxpaged.engine import device, lanes, sampling
-from jaxpaged.engine.batch import BatchShapes, Layout, SampleBatch, StepBatch
+from jaxpaged.engine.batch import BatchShapes, Bucket, Layout, SampleBatch, StepBatch
 from jaxpaged.engine.lanes import LaneState
 from jaxpaged.engine.limits import Limits
 from jaxpaged.engine.runner import ScoredChunk, StepResult
@@ -173,6 +173,28 @@ class ModelRunner:
         self._program("read", self._read_blocks, self._pool, ids)
         blocks = jax.eval_shape(kv_pool.read_blocks, self._pool, ids)
         self._program("write", self._write_blocks, self._pool, ids, blocks)
+
+    def temporary_bytes(
+        self, bucket: Bucket, arrays: StepBatch, samplers: SampleBatch
+    ) -> tuple[int, int]:
+        """Temporary memory of a forward pass and of a sampler, as the compiler says.
+
+        Nothing is run: weights, pool and lanes may be shapes alone.
+        """
+        arguments = (self._weights, self._pool, self._state, arrays)
+        _, rows, _ = jax.eval_shape(self._forward, *arguments)
+        programs = (
+            self._program(bucket, self._forward, *arguments),
+            self._program(
+                ("sample", len(samplers.lanes)),
+                self._sample,
+                *self._sampler_arguments(rows, samplers),
+            ),
+        )
+        forward, sampler = (program.memory_analysis() for program in programs)
+        assert forward is not None, "this compiler does not say what memory a program takes"
+        assert sampler is not None, "this compiler does not say what memory a program takes"
+        return forward.temp_size_in_bytes, sampler.temp_size_in_bytes
 
     def prepare(self, plan: StepPlan) -> None:
         """Starts what comes before the step: moves blocks and sets lanes."""

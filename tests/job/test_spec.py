@@ -127,7 +127,8 @@ def test_the_engine_s_defaults_are_those_of_its_keys():
 
     keys = {name: field.default for name, field in EngineSpec.model_fields.items()}
     assert {name: fields[name] for name in keys} == keys
-    assert fields.keys() - keys.keys() == {"watermark", "compilation_cache", "seed"}
+    others = {"watermark", "reservation", "compilation_cache", "seed"}
+    assert fields.keys() - keys.keys() == others
 
 
 def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
