@@ -278,6 +278,26 @@ def validate(job: str, overrides: tuple[str, ...], rows: int) -> int:
 
 @main.command()
 @_ends_well
+def schema() -> int:
+    """Print the JSON Schema of job files, by which editors complete, explain and check them.
+
+    \b
+    Example:
+      jaxpaged schema > job.schema.json
+
+    A job file beside it names it in its first line, for editors with a YAML language server:
+
+    \b
+      # yaml-language-server: $schema=job.schema.json
+    """
+    from jaxpaged.job import schema as job_file
+
+    click.echo(json.dumps(job_file.job_schema(), indent=2, ensure_ascii=False))
+    return 0
+
+
+@main.command()
+@_ends_well
 def doctor() -> int:
     """Show what an engine would use on this machine and why, and what to install if a GPU is idle.
 

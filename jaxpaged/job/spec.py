@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -15,7 +16,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import spec_errors, spec_file
 from jaxpaged.job.sampling_section import SamplingSpec
-from jaxpaged.job.section import Section
+from jaxpaged.job.section import Section, empty_if_null
 from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec
 from jaxpaged.request import SamplingParams
 from jaxpaged.storage import access
@@ -51,14 +52,20 @@ class JobSpec(Section):
     @pydantic.field_validator("sampling", "engine", mode="before")
     @classmethod
     def _empty_section(cls, value: object) -> object:
-        return {} if value is None else value
+        return empty_if_null(value)
 
     @pydantic.field_validator("storage", mode="before")
     @classmethod
     def _check_storage(cls, value: object) -> object:
         return check_group(value)
 
-    @pydantic.field_validator("max_errors", mode="before")
+    @pydantic.field_validator(
+        "max_errors",
+        mode="before",
+        json_schema_input_type=Annotated[int, Field(ge=0)]
+        | Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
+        | None,
+    )
     @classmethod
     def _check_max_errors(cls, value: object) -> object:
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0

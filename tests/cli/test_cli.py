@@ -421,6 +421,7 @@ def test_a_bug_of_ours_says_so():
         ["run", "--help"],
         ["retry", "--help"],
         ["version"],
+        ["schema"],
         ["validate", "JOB"],
         ["run", "JOB", "--quiet"],
         ["retry", "OUT", "--where", "q = 'not there'"],
