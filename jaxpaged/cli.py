@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
 import click
+from click.shell_completion import CompletionItem
 
 from jaxpaged._version import VERSION
 from jaxpaged.errors import JaxPagedError
@@ -54,6 +55,18 @@ _STORAGE = click.option(
 )
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _complete_folder(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Lets the shell complete an output: a folder's path, though it may be a URL, too."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _output(name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """The argument that names an output, which need not be there."""
+    return click.argument(name, shell_complete=_complete_folder)
 
 
 def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
@@ -139,7 +152,7 @@ def run(
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @click.option("--where", metavar="CONDITION", help="Which rows to redo.")
 @click.option(
     "--set",
@@ -187,7 +200,7 @@ def retry(
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @_STORAGE
 @_JSON
 @_ends_well
@@ -208,7 +221,7 @@ def status(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @_STORAGE
 @_JSON
 @_ends_well
@@ -230,8 +243,8 @@ def verify(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("out_a")
-@click.argument("out_b")
+@_output("out_a")
+@_output("out_b")
 @_STORAGE
 @_JSON
 @_ends_well

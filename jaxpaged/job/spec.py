@@ -22,6 +22,10 @@ from jaxpaged.request import SamplingParams
 from jaxpaged.storage import access
 from jaxpaged.storage.options import StorageOptions, check_group
 
+# For the schema; what is checked has messages of its own.
+_Count = Annotated[int, Field(ge=0)]
+_Share = Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
+
 
 class JobSpec(Section):
     """A job: a model, rows, how to complete them, and where the result goes.
@@ -62,9 +66,7 @@ class JobSpec(Section):
     @pydantic.field_validator(
         "max_errors",
         mode="before",
-        json_schema_input_type=Annotated[int, Field(ge=0)]
-        | Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
-        | None,
+        json_schema_input_type=_Count | _Share | None,
     )
     @classmethod
     def _check_max_errors(cls, value: object) -> object:

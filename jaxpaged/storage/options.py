@@ -57,12 +57,11 @@ def check_group(value: object) -> object:
     return value
 
 
+_ReferenceText = Annotated[str, Field(pattern=f"^{_REFERENCE.pattern}$")]
+
 Secret = Annotated[
     str | None,
-    BeforeValidator(
-        _check_reference,
-        json_schema_input_type=Annotated[str, Field(pattern=f"^{_REFERENCE.pattern}$")] | None,
-    ),
+    BeforeValidator(_check_reference, json_schema_input_type=_ReferenceText | None),
 ]
 """The name of an environment variable, as `${ENV:NAME}`."""
 
