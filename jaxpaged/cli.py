@@ -266,6 +266,30 @@ def diff(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) ->
 
 
 @main.command()
+@_output("out_a")
+@_output("out_b")
+@_STORAGE
+@_JSON
+@_ends_well
+def compare(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Show two runs side by side: what differs in their jobs, rows, scores, speed, memory.
+
+    \b
+    Example:
+      jaxpaged compare out/eval out/eval-short
+
+    Goes by the report that each one's last run left, finished or not. Does not compare rows:
+    `jaxpaged diff` does.
+    """
+    from jaxpaged.job.look import compare as comparison
+    from jaxpaged.job.look import compare_table
+
+    found = comparison.compare(_store(out_a, settings), _store(out_b, settings))
+    _show(found.to_json() if as_json else None, lambda console: compare_table.show(found, console))
+    return 0
+
+
+@main.command()
 @click.argument("job", type=click.Path())
 @_OVERRIDE
 @click.option(

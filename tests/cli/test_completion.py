@@ -42,7 +42,7 @@ def test_a_job_file_is_completed_as_a_path(command):
 
 
 @pytest.mark.parametrize(
-    "words", [["status"], ["verify"], ["retry"], ["diff"], ["diff", "out/a"]], ids=" ".join
+    "words", [["status"], ["verify"], ["retry"], ["diff", "out/a"], ["compare"]], ids=" ".join
 )
 def test_an_output_is_completed_as_a_folder(words):
     assert kinds(*words, incomplete="ou") == {"dir"}
