@@ -24,7 +24,7 @@ from jaxpaged.storage.options import StorageOptions, check_group
 
 # For the schema; what is checked has messages of its own.
 _Count = Annotated[int, Field(ge=0)]
-_Share = Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
+_Percent = Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
 
 
 class JobSpec(Section):
@@ -66,7 +66,7 @@ class JobSpec(Section):
     @pydantic.field_validator(
         "max_errors",
         mode="before",
-        json_schema_input_type=_Count | _Share | None,
+        json_schema_input_type=_Count | _Percent | None,
     )
     @classmethod
     def _check_max_errors(cls, value: object) -> object:

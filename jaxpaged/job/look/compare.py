@@ -176,10 +176,12 @@ def _facts(report: RunReport, known: History) -> dict[tuple[Subject, str], Any]:
 def _settings(
     a: dict[tuple[Subject, str], Any], b: dict[tuple[Subject, str], Any]
 ) -> Iterator[Setting]:
-    for key in a | b:
-        if a.get(key) != b.get(key):
-            subject, name = key
-            yield Setting(subject=subject, name=name, a=a.get(key), b=b.get(key))
+    for subject, name in a | b:
+        value_a, value_b = (side.get((subject, name)) for side in (a, b))
+        # A run that had no row to complete has no engine, and older reports say less of it.
+        is_unknown = subject in ("engine", "version") and (value_a is None or value_b is None)
+        if value_a != value_b and not is_unknown:
+            yield Setting(subject=subject, name=name, a=value_a, b=value_b)
 
 
 def _figures(a: RunReport, b: RunReport) -> Iterator[FigurePair]:
