@@ -106,10 +106,19 @@ class JobPlan:
     def to_json(self) -> dict[str, Any]:
         """The plan in JSON's types."""
         survey = self.survey
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values: dict[str, Any] = {
-            name: dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part
-            for name, part in parts.items()
+            name: getattr(self, name)
+            for name in ("device", "dtype", "kv_dtype", "implementation", "max_model_len")
+        }
+        values |= {
+            "max_num_seqs": self.max_num_seqs,
+            "total_rows": self.total_rows,
+            "rows_for_each_looked_at": self.scale,
+            "capacity": dataclasses.asdict(self.capacity) if self.capacity else None,
+            "paged": dataclasses.asdict(self.paged) if self.paged else None,
+            "static": dataclasses.asdict(self.static) if self.static else None,
+            "seconds": self.seconds,
+            "notes": self.notes,
         }
         values["changes"] = [dataclasses.asdict(change) for change in self.changes]
         values["survey"] = {

@@ -206,6 +206,7 @@ def test_what_a_folder_holds_is_told_as_json(job, finished, tmp_path):
         "verify": (["verify", finished], 0),
         "same": (["diff", finished, finished], 0),
         "changed": (["diff", finished, other], 1),
+        "compared": (["compare", finished, other], 0),
     }
 
     for name, (words, code) in commands.items():
@@ -217,7 +218,9 @@ def test_what_a_folder_holds_is_told_as_json(job, finished, tmp_path):
         assert told.stderr == shown.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["verify", "OUT"], ["diff", "OUT", "OUT"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["verify", "OUT"], ["diff", "OUT", "OUT"], ["compare", "OUT", "OUT"]], ids=" ".join
+)
 def test_a_folder_of_no_job_is_refused(words, tmp_path):
     result = invoke(*(tmp_path if word == "OUT" else word for word in words))
 
@@ -340,6 +343,7 @@ def test_every_help_has_an_example(command, flag):
         ("status", ["--storage", "--json"]),
         ("verify", ["--storage", "--json"]),
         ("diff", ["--storage", "--json"]),
+        ("compare", ["--storage", "--json"]),
     ],
 )
 def test_every_option_is_in_the_help(command, options):
@@ -421,12 +425,14 @@ def test_a_bug_of_ours_says_so():
         ["run", "--help"],
         ["retry", "--help"],
         ["version"],
+        ["schema"],
         ["validate", "JOB"],
         ["run", "JOB", "--quiet"],
         ["retry", "OUT", "--where", "q = 'not there'"],
         ["status", "OUT", "--json"],
         ["verify", "OUT", "--json"],
         ["diff", "OUT", "OUT", "--json"],
+        ["compare", "OUT", "OUT", "--json"],
     ],
     ids=" ".join,
 )
