@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec
 
 import click
+from click.shell_completion import CompletionItem
 
 from jaxpaged._version import VERSION
 from jaxpaged.errors import JaxPagedError
@@ -54,6 +55,18 @@ _STORAGE = click.option(
 )
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _complete_folder(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Lets the shell complete an output: a folder's path, though it may be a URL, too."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _output(name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """The argument that names an output, which need not be there."""
+    return click.argument(name, shell_complete=_complete_folder)
 
 
 def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
@@ -139,7 +152,7 @@ def run(
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @click.option("--where", metavar="CONDITION", help="Which rows to redo.")
 @click.option(
     "--set",
@@ -187,7 +200,7 @@ def retry(
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @_STORAGE
 @_JSON
 @_ends_well
@@ -208,7 +221,7 @@ def status(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("out")
+@_output("out")
 @_STORAGE
 @_JSON
 @_ends_well
@@ -230,8 +243,8 @@ def verify(out: str, settings: tuple[str, ...], *, as_json: bool) -> int:
 
 
 @main.command()
-@click.argument("out_a")
-@click.argument("out_b")
+@_output("out_a")
+@_output("out_b")
 @_STORAGE
 @_JSON
 @_ends_well
@@ -253,7 +266,31 @@ def diff(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) ->
 
 
 @main.command()
-@click.argument("out")
+@_output("out_a")
+@_output("out_b")
+@_STORAGE
+@_JSON
+@_ends_well
+def compare(out_a: str, out_b: str, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Show two runs side by side: what differs in their jobs, rows, scores, speed, memory.
+
+    \b
+    Example:
+      jaxpaged compare out/eval out/eval-short
+
+    Goes by the report that each one's last run left, finished or not. Does not compare rows:
+    `jaxpaged diff` does.
+    """
+    from jaxpaged.job.look import compare as comparison
+    from jaxpaged.job.look import compare_table
+
+    found = comparison.compare(_store(out_a, settings), _store(out_b, settings))
+    _show(found.to_json() if as_json else None, lambda console: compare_table.show(found, console))
+    return 0
+
+
+@main.command()
+@_output("out")
 @click.option(
     "--html", type=click.Path(dir_okay=False), help="Write the page there, and nothing into OUT."
 )
@@ -305,6 +342,97 @@ def validate(job: str, overrides: tuple[str, ...], rows: int) -> int:
     found = validation.validate(JobSpec.from_file(job, overrides), rows)
     validation.show(found, _console())
     return found.exit_code
+
+
+@main.command()
+@click.argument("job", type=click.Path())
+@_OVERRIDE
+@click.option(
+    "--device",
+    metavar="CARD",
+    help="Plan for a GPU that need not be here: l4, rtx4090, a100, h100, h200, or a size as 24GiB.",
+)
+@click.option(
+    "--rows",
+    default=5000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most rows to look at; of more rows a sample stands for all.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(1),
+    help="Tokens to assume of each completion, where it may have more.",
+)
+@click.option(
+    "--speed",
+    metavar="TOKENS",
+    help="Tokens in and out per second, for a time: a number, or two as in 600-800.",
+)
+@click.option(
+    "--speed-of",
+    metavar="OUT",
+    help="Take the speed from the report in this output folder.",
+)
+@click.option("--compile", "compiles", is_flag=True, help="Ask the compiler about memory, too.")
+@_JSON
+@_ends_well
+def plan(
+    job: str,
+    overrides: tuple[str, ...],
+    *,
+    device: str | None,
+    rows: int,
+    new_tokens: int | None,
+    speed: str | None,
+    speed_of: str | None,
+    compiles: bool,
+    as_json: bool,
+) -> int:
+    """Show what the job in the file JOB would take: rows, memory, steps, time.
+
+    \b
+    Examples:
+      jaxpaged plan jobs/eval.yaml
+      jaxpaged plan jobs/eval.yaml --device l4 --set engine.kv_dtype=int8
+      jaxpaged plan jobs/eval.yaml --speed-of out/eval --json
+
+    Tokenizes the rows and runs the real scheduler over them without a model; loads no weights.
+    Ends with 5 if the job cannot fit into memory.
+    """
+    from jaxpaged.job.spec import JobSpec
+    from jaxpaged.plan import cards, job_plan, plan_table, speed_option
+
+    options = job_plan.PlanOptions(
+        card=cards.find(device) if device else None,
+        max_rows=rows,
+        new_tokens=new_tokens,
+        speed=speed_option.speed(speed, _store(speed_of, ()) if speed_of else None),
+        compiles=compiles,
+    )
+    found = job_plan.make(JobSpec.from_file(job, overrides), options)
+    _show(found.to_json() if as_json else None, lambda console: plan_table.show(found, console))
+    return found.exit_code
+
+
+@main.command()
+@_ends_well
+def schema() -> int:
+    """Print the JSON Schema of job files, by which editors complete, explain and check them.
+
+    \b
+    Example:
+      jaxpaged schema > job.schema.json
+
+    A job file beside it names it in its first line, for editors with a YAML language server:
+
+    \b
+      # yaml-language-server: $schema=job.schema.json
+    """
+    from jaxpaged.job import schema as job_file
+
+    click.echo(json.dumps(job_file.job_schema(), indent=2, ensure_ascii=False))
+    return 0
 
 
 @main.command()

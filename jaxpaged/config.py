@@ -4,9 +4,11 @@ Knows nothing of the model or of the device; what depends on them is resolved by
 """
 
 import dataclasses
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
 
 from jaxpaged.errors import ConfigError
+from jaxpaged.interval import Interval
 
 DType = Literal["float32", "bfloat16"]
 
@@ -21,7 +23,8 @@ kernel for prefill."""
 Preemption = Literal["auto", "recompute", "swap"]
 """What becomes of a preempted sequence's keys and values."""
 
-_KV_DTYPES = ", ".join(get_args(KVDType))
+Reservation = Literal["paged", "static"]
+"""When a sequence gets its blocks: as it grows, or all that `max_model_len` tokens need at once."""
 
 DEFAULT_MAX_MODEL_LEN = 4096
 """Of sequences, where neither the job nor the model asks for less."""
@@ -35,7 +38,7 @@ class EngineConfig:
         dtype: Of weights and activations; None takes float32 on CPU and bfloat16 elsewhere.
         kv_dtype: Of the pool; None takes that of the weights.
         max_model_len: Most tokens of a sequence, prompt and completion together; None takes the
-            smaller of the model's own limit and `DEFAULT_MAX_MODEL_LEN`.
+            model's own limit, or 4096 if that is less.
         max_num_seqs: Most sequences running at once: the lanes of a decode batch.
         max_num_batched_tokens: Token budget of a step; None takes 512 (at least `max_num_seqs`).
         block_size: Tokens per block of the KV pool.
@@ -46,6 +49,8 @@ class EngineConfig:
             preempt each other at once.
         prefix_cache: Keep the blocks of computed prompts, and start prompts that begin alike from
             them.
+        reservation: "static" gives a sequence the blocks of `max_model_len` tokens when it is
+            admitted, and shares none, as engines without paging do: to compare with.
         preemption: "recompute" drops a preempted sequence's keys and values, "swap" keeps them in
             host memory, "auto" does what is likely to be faster.
         swap_space: Most host memory for swapped sequences, in GiB.
@@ -73,6 +78,7 @@ class EngineConfig:
     memory_utilization: float = 0.5
     watermark: float = 0.01
     prefix_cache: bool = True
+    reservation: Reservation = "paged"
     preemption: Preemption = "auto"
     swap_space: float = 2.0
     attention: Attention = "auto"
@@ -80,30 +86,31 @@ class EngineConfig:
     compilation_cache: bool = True
     seed: int = 0
 
+    RANGES: ClassVar[Mapping[str, Interval]] = {
+        "max_model_len": Interval(least=2, has_none=True),
+        "max_num_seqs": Interval(least=1),
+        "max_num_batched_tokens": Interval(least=1, has_none=True),
+        "block_size": Interval(least=1),
+        "num_blocks": Interval(least=1, has_none=True),
+        "memory_utilization": Interval(above=0, most=1),
+        "watermark": Interval(least=0, below=1),
+        "swap_space": Interval(least=0, most=1_000_000, words="from 0 to 1,000,000 GiB"),
+        "seed": Interval(least=0, most=2**63 - 1, words="from 0 to 2**63 - 1"),
+    }
+    """What a number may be, by name."""
+
     def __post_init__(self) -> None:
-        limits = (
-            ("dtype", self.dtype in (None, "float32", "bfloat16"), "float32 or bfloat16"),
-            ("kv_dtype", self.kv_dtype in (None, *get_args(KVDType)), f"one of {_KV_DTYPES}"),
-            ("max_model_len", _at_least(self.max_model_len, 2), "at least 2"),
-            ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
-            ("max_num_batched_tokens", _at_least(self.max_num_batched_tokens, 1), "at least 1"),
-            ("block_size", self.block_size >= 1, "at least 1"),
-            ("num_blocks", _at_least(self.num_blocks, 1), "at least 1"),
-            ("memory_utilization", 0.0 < self.memory_utilization <= 1.0, "above 0, at most 1"),
-            ("watermark", 0.0 <= self.watermark < 1.0, "from 0 and below 1"),
-            ("preemption", self.preemption in get_args(Preemption), "auto, recompute or swap"),
-            ("swap_space", 0.0 <= self.swap_space <= 1e6, "from 0 to 1,000,000 GiB"),
-            (
-                "attention",
-                self.attention in get_args(Attention),
-                "auto, xla, llvm, triton or mosaic",
-            ),
-            ("seed", 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+        for name, interval in self.RANGES.items():
+            if (value := getattr(self, name)) not in interval:
+                raise ConfigError(f"engine.{name} must be {interval}, got {value!r}")
+        choices = (
+            ("dtype", (None, *get_args(DType))),
+            ("kv_dtype", (None, *get_args(KVDType))),
+            ("reservation", get_args(Reservation)),
+            ("preemption", get_args(Preemption)),
+            ("attention", get_args(Attention)),
         )
-        for name, is_good, rule in limits:
-            if not is_good:
-                raise ConfigError(f"engine.{name} must be {rule}, got {getattr(self, name)!r}")
-
-
-def _at_least(value: int | None, least: int) -> bool:
-    return value is None or value >= least
+        for name, known in choices:
+            if (value := getattr(self, name)) not in known:
+                names = ", ".join(filter(None, known))
+                raise ConfigError(f"engine.{name} must be one of {names}, got {value!r}")

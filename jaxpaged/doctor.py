@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import jax
 
 from jaxpaged.config import Attention, EngineConfig
-from jaxpaged.engine import attention, compile_cache, limits, memory
-from jaxpaged.engine.device import backend
+from jaxpaged.engine import attention, compile_cache, device, limits, memory
+from jaxpaged.engine.device import Device
+from jaxpaged.engine.shortage import size
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import versions
 
@@ -31,31 +32,31 @@ def findings(root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[str, str]
     plugins = {name: versions.version_of(name) for name in _PLUGINS}
     known = {name: version for name, version in plugins.items() if version is not None}
     yield "CUDA plugin", ", ".join(f"{name} {known[name]}" for name in known) or "not installed"
-    platform = backend()
-    yield "backend", platform
-    for device in jax.devices():
-        capability = getattr(device, "compute_capability", None)
+    place = device.here()
+    yield "backend", place.platform
+    for found in jax.devices():
+        capability = getattr(found, "compute_capability", None)
         detail = f", compute capability {capability}" if capability else ""
-        yield f"device {device.id}", f"{device.device_kind}{detail}"
-    yield "memory available", memory.size(memory.available_bytes())
+        yield f"device {found.id}", f"{found.device_kind}{detail}"
+    yield "memory available", size(memory.available_bytes())
     config = EngineConfig()
-    implementation, reason = attention.choose(config)
+    implementation, reason = attention.choose(config, device=place)
     yield "attention", f"{implementation} ({reason})"
     for asked in ("llvm", "triton", "mosaic"):
-        yield f"attention if {asked} is asked for", _if_asked_for(asked)
-    dtype = "float32" if platform == "cpu" else "bfloat16"
-    yield "weights and KV cache", f"{dtype} (the default on a {platform})"
-    is_deterministic = "yes" if limits.is_deterministic(config) else "no"
-    yield "deterministic", f"{is_deterministic} (the default on a {platform})"
+        yield f"attention if {asked} is asked for", _if_asked_for(asked, place)
+    dtype = limits.dtype(config, place)
+    yield "weights and KV cache", f"{dtype} (the default on a {place.platform})"
+    is_deterministic = "yes" if limits.is_deterministic(config, place) else "no"
+    yield "deterministic", f"{is_deterministic} (the default on a {place.platform})"
     yield "compiled programs", str(compile_cache.folder())
-    if platform == "cpu":
+    if place.is_cpu:
         yield from _advice(root, has_plugin=bool(known))
 
 
-def _if_asked_for(asked: Attention) -> str:
+def _if_asked_for(asked: Attention, place: Device) -> str:
     """What a job that asks for these kernels would get."""
     try:
-        return str(attention.choose(EngineConfig(attention=asked)).implementation)
+        return str(attention.choose(EngineConfig(attention=asked), device=place).implementation)
     except ConfigError as error:
         return f"refused ({error})"
 

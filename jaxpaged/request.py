@@ -5,9 +5,11 @@ Knows nothing of rows, files or devices.
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from jaxpaged.errors import ConfigError
+from jaxpaged.interval import Interval
 
 FinishReason = Literal["stop", "length", "error", "skipped"]
 """How a completion ended; "skipped" is a row that the job was told to pass over."""
@@ -121,40 +123,42 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
+    RANGES: ClassVar[Mapping[str, Interval]] = {
+        "max_tokens": Interval(least=1, has_none=True),
+        "temperature": Interval(least=0, most=10_000),
+        "top_k": Interval(
+            least=-1, most=_INT32 - 1, words="at least 1 and below 2**31, or 0 for off"
+        ),
+        "top_p": Interval(above=0, most=1),
+        "min_p": Interval(least=0, most=1),
+        "seed": Interval(least=0, most=2**63 - 1, has_none=True, words="from 0 to 2**63 - 1"),
+        "min_tokens": Interval(least=0),
+        "typical_p": Interval(above=0, most=1),
+        "repetition_penalty": Interval(above=0, most=10_000),
+        "presence_penalty": Interval(least=-10_000, most=10_000),
+        "frequency_penalty": Interval(least=-10_000, most=10_000),
+        "logprobs": Interval(least=0, most=MAX_LOGPROBS, has_none=True),
+        "prompt_logprobs": Interval(least=0, most=MAX_LOGPROBS, has_none=True),
+        "n": Interval(least=1, most=MAX_SAMPLES),
+        "best_of": Interval(
+            least=1, most=MAX_SAMPLES, has_none=True, words=f"from n to {MAX_SAMPLES}"
+        ),
+        "beam_width": Interval(
+            least=1, most=MAX_BEAMS, has_none=True, words=f"from n to {MAX_BEAMS}"
+        ),
+        "length_penalty": Interval(least=-100, most=100),
+    }
+    """What a number may be, by name."""
+
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise ConfigError(f"stop must be a tuple of strings, got {self.stop!r}")
-        limits = (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature <= 1e4, "from 0 to 10,000"),
-            ("top_k", -1 <= self.top_k < _INT32, "at least 1 and below 2**31, or 0 for off"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "from 0 to 1"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
-            ("min_tokens", self.min_tokens >= 0, "at least 0"),
-            ("stop", all(self.stop), "non-empty strings"),
-            ("stop_token_ids", all(0 <= t < _INT32 for t in self.stop_token_ids), "token ids"),
-            ("typical_p", 0.0 < self.typical_p <= 1.0, "above 0 and at most 1"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 1e4, "above 0, to 10,000"),
-            ("presence_penalty", abs(self.presence_penalty) <= 1e4, "from -10,000 to 10,000"),
-            ("frequency_penalty", abs(self.frequency_penalty) <= 1e4, "from -10,000 to 10,000"),
-            ("logit_bias", all(map(_is_bias, self.logit_bias)), "token ids with finite numbers"),
-            ("bad_words", all(self.bad_words), "non-empty strings"),
-            ("logprobs", _is_between(self.logprobs, 0, MAX_LOGPROBS), f"0 to {MAX_LOGPROBS}"),
-            (
-                "prompt_logprobs",
-                _is_between(self.prompt_logprobs, 0, MAX_LOGPROBS),
-                f"0 to {MAX_LOGPROBS}",
-            ),
-            ("n", 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
-            ("best_of", _is_between(self.best_of, self.n, MAX_SAMPLES), f"n to {MAX_SAMPLES}"),
-            ("beam_width", _is_between(self.beam_width, self.n, MAX_BEAMS), f"n to {MAX_BEAMS}"),
-            ("length_penalty", abs(self.length_penalty) <= 100, "from -100 to 100"),
-            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false, never"),
-        )
-        for name, is_good, rule in limits:
-            if not is_good:
-                raise ConfigError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+        for name, interval in self.RANGES.items():
+            if (value := getattr(self, name)) not in interval:
+                raise ConfigError(f"{name} must be {interval}, got {value!r}")
+        for name in ("best_of", "beam_width"):
+            value = getattr(self, name)
+            if value is not None and value < self.n:
+                raise ConfigError(f"{name} must be {self.RANGES[name]}, got {value!r}")
+        self._check_others()
         self._check_beams()
 
     @property
@@ -168,16 +172,27 @@ class SamplingParams:
         has_penalty = self.presence_penalty or self.frequency_penalty or self.bad_words
         return bool(has_penalty) or self.repetition_penalty != 1.0
 
+    def _check_others(self) -> None:
+        """What is no number."""
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop must be a tuple of strings, got {self.stop!r}")
+        rules = (
+            ("stop", all(self.stop), "non-empty strings"),
+            ("stop_token_ids", all(0 <= t < _INT32 for t in self.stop_token_ids), "token ids"),
+            ("logit_bias", all(map(_is_bias, self.logit_bias)), "token ids with finite numbers"),
+            ("bad_words", all(self.bad_words), "non-empty strings"),
+            ("early_stopping", self.early_stopping in (True, False, "never"), "true, false, never"),
+        )
+        for name, is_good, rule in rules:
+            if not is_good:
+                raise ConfigError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+
     def _check_beams(self) -> None:
         if self.beam_width is None:
             return
         if self.temperature > 0 or self.best_of is not None:
             name = "temperature" if self.temperature > 0 else "best_of"
             raise ConfigError(f"beam_width and {name} exclude each other; leave one of them out")
-
-
-def _is_between(value: int | None, least: int, most: int) -> bool:
-    return value is None or least <= value <= most
 
 
 def _is_bias(pair: tuple[int, float]) -> bool:

@@ -32,7 +32,7 @@ from flax import nnx
 from llama_shapes import MODELS
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import Engine, attention, limits, memory
+from jaxpaged.engine import Engine, attention, device, limits, memory
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.request import Completion, Request, SamplingParams
@@ -244,7 +244,7 @@ def run(workload: Workload, deadline: Deadline) -> dict[str, object]:
         LeftOut: The weights do not fit into memory.
     """
     model_config = workload.model
-    choice = attention.choose(workload.config, model_config)
+    choice = attention.choose(workload.config, model_config, device=device.here())
     needed, available = 2 * num_parameters(model_config), memory.available_bytes()
     if needed > available:
         raise LeftOut(

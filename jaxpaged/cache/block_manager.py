@@ -51,6 +51,9 @@ class BlockManager:
         watermark: Share of the pool left free at admission.
         prefix_cache: Whether prompts share blocks with earlier ones that begin alike.
         window: Most keys, its own included, that any layer's query sees; None for all.
+        reserved_tokens: Tokens that a sequence gets blocks for when it is admitted, however few it
+            has: static reservation, as engines without paging do it, to compare with. It keeps
+            them until it ends.
 
     Attributes:
         block_size: Tokens per block.
@@ -69,6 +72,7 @@ class BlockManager:
         watermark: float = 0.0,
         prefix_cache: bool = True,
         window: int | None = None,
+        reserved_tokens: int = 0,
     ) -> None:
         assert window is None or window >= 1, f"a window of {window} keys"
         self.block_size = block_size
@@ -80,7 +84,8 @@ class BlockManager:
         self._index = PrefixIndex(block_size)
         self._chains: dict[Sequence, _Chain] = {}
         self._prefix_cache = prefix_cache
-        self._window = window
+        self._window = window if not reserved_tokens else None
+        self._reserved_tokens = reserved_tokens
         self._watermark_blocks = int(watermark * num_blocks)
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
@@ -99,7 +104,8 @@ class BlockManager:
         return self._fits_beside_watermark(self._admission_cost(sequence, self._hits(sequence)))
 
     def admit(self, sequence: Sequence) -> int:
-        """Gives a waiting sequence blocks for all its tokens, as far as possible from the cache.
+        """Gives a waiting sequence blocks for all its tokens (and those reserved for it), as far as
+        possible from the cache.
 
         Hits that no query of the sequence will see get no entry in its table.
 
@@ -118,9 +124,7 @@ class BlockManager:
         # Shared first: what is held cannot be evicted for the new blocks.
         self.allocator.share(shared)
         self._touch(reversed(hits))
-        new = self.allocator.allocate(
-            self.missing_blocks(sequence, sequence.num_tokens) - len(hits)
-        )
+        new = self.allocator.allocate(self._missing_at_admission(sequence) - len(hits))
         sequence.block_table.extend([*[None] * num_outside, *shared, *new])
         if hits:
             self._chains[sequence] = _Chain(hits[-1], len(hits))
@@ -286,11 +290,14 @@ class BlockManager:
         """Free or cached blocks that admission takes: cached ones it hits are among them."""
         seen = _blocks(hits[self._num_outside(len(hits) * self.block_size) :])
         num_revived = sum(self.allocator.ref_count(block_id) == 0 for block_id in seen)
-        return self.missing_blocks(sequence, sequence.num_tokens) - len(hits) + num_revived
+        return self._missing_at_admission(sequence) - len(hits) + num_revived
 
     def _restoration_cost(self, sequence: Sequence) -> int:
         num_outside = self._num_outside(sequence.num_computed)
-        return self.missing_blocks(sequence, sequence.num_tokens) - num_outside
+        return self._missing_at_admission(sequence) - num_outside
+
+    def _missing_at_admission(self, sequence: Sequence) -> int:
+        return self.missing_blocks(sequence, max(sequence.num_tokens, self._reserved_tokens))
 
     def _fits_beside_watermark(self, count: int) -> bool:
         spare = self._watermark_blocks if self.allocator.num_used else 0

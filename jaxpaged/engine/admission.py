@@ -73,7 +73,8 @@ class Admission:
         if needed > self.capacity.num_blocks:
             return "kv_capacity", (
                 f"{len(prompt)} prompt tokens and up to {wanted} new ones need {needed} blocks of "
-                f"{self.capacity.block_size}, the pool has {self.capacity.num_blocks}"
+                f"{self.capacity.block_size}, the pool has {self.capacity.num_blocks}; raise "
+                "engine.num_blocks or memory_utilization, lower max_tokens, or cut the prompt"
             )
         return None
 

@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-import jax
-
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine.device import backend
+from jaxpaged.engine.device import Device
 from jaxpaged.errors import ConfigError
 from jaxpaged.model.config import ModelConfig
 from pallas_kernels import Implementation, llvm, triton
@@ -23,16 +21,15 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(config: EngineConfig, model: ModelConfig | None = None) -> Choice:
-    """The implementation for a model on this device; without a model, for a usual one.
+def choose(config: EngineConfig, model: ModelConfig | None = None, *, device: Device) -> Choice:
+    """The implementation for a model on a device; without a model, for a usual one.
 
     Raises:
         ConfigError: Kernels were asked for that the device, the model or the settings rule out.
     """
     if config.attention == "xla":
         return Choice("xla", "engine.attention says so")
-    platform = backend()
-    if platform == "cpu" and config.attention != "mosaic":
+    if device.is_cpu and config.attention != "mosaic":
         if config.attention == "triton":
             reason = "engine.attention says so; interpreted, there is no GPU"
             return Choice("triton_interpreted", reason)
@@ -40,9 +37,9 @@ def choose(config: EngineConfig, model: ModelConfig | None = None) -> Choice:
     if config.attention == "llvm":
         raise ConfigError(
             "engine.attention is llvm, and these kernels are for CPUs, the device is a "
-            f"{platform}; use auto or xla"
+            f"{device.platform}; use auto or xla"
         )
-    capability, found = _capability(platform)
+    capability, found = device.capability or 0.0, _found(device)
     if config.attention == "mosaic":
         return _mosaic(config, model, capability, found)
     dtype = config.dtype or "bfloat16"
@@ -73,14 +70,11 @@ def _on_cpu(config: EngineConfig, model: ModelConfig | None) -> Choice:
     return Choice("xla", ruled_out)
 
 
-def _capability(platform: str) -> tuple[float, str]:
-    """Compute capability of the device, and what to say of it; 0 of what is not NVIDIA's."""
-    said = getattr(jax.devices()[0], "compute_capability", None) if platform == "gpu" else None
-    try:
-        # Of an AMD GPU it is the name of an architecture.
-        return float(said), f"compute capability {said}"  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return 0.0, f"the device is a {platform}" + (f", {said}" if said else "")
+def _found(device: Device) -> str:
+    """What to say of the device's kind."""
+    if device.capability is not None:
+        return f"compute capability {device.capability}"
+    return f"the device is a {device.platform}" + (f", {device.name}" * (device.platform == "gpu"))
 
 
 def _mosaic(

@@ -8,24 +8,25 @@ import collections.abc
 import dataclasses
 import pathlib
 
-import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import attention, compile_cache, lanes, limits, memory, stopping
+from jaxpaged.engine import attention, compile_cache, device, limits, memory, stopping
 from jaxpaged.engine.admission import Admission
-from jaxpaged.engine.batch import batch_shapes, max_decodes
+from jaxpaged.engine.batch import max_decodes
 from jaxpaged.engine.beam_group import BeamGroup
-from jaxpaged.engine.device import backend
-from jaxpaged.engine.model_runner import Flight, ModelRunner, StepResult, allocate_pool
+from jaxpaged.engine.device import Device, Place
+from jaxpaged.engine.model_runner import ModelRunner
+from jaxpaged.engine.runner import Flight, RunnerMaker, StepResult
 from jaxpaged.engine.sample_group import SampleGroup
+from jaxpaged.engine.shortage import size
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
 from jaxpaged.model import weights
 from jaxpaged.model.checkpoint import open_checkpoint
-from jaxpaged.model.llama import Llama
+from jaxpaged.model.llama import LayerLoop, Llama
 from jaxpaged.model.source import locate
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request, SamplingParams
@@ -46,20 +47,33 @@ class Engine:
         model: The decoder with its weights.
         tokenizer: The model's tokenizer.
         config: Sizes and limits. Its `dtype` is the weights' already.
+        place: Where it runs; None for the device of this process.
+        make_runner: Makes what runs its steps.
 
     Raises:
         ConfigError: A setting does not suit the model.
         CapacityError: The pool cannot fit into memory.
     """
 
-    def __init__(self, model: Llama, tokenizer: Tokenizer, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        *,
+        place: Place | None = None,
+        make_runner: RunnerMaker = ModelRunner.allocate,
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.max_model_len = limits.max_model_len(config, model.config)
-        kv_dtype = limits.kv_dtype(config, model)
-        self.capacity = limits.capacity(config, model, self.max_model_len, kv_dtype=kv_dtype)
-        is_deterministic = limits.is_deterministic(config)
+        place = place or Place(device.here(), memory.available_bytes())
+        self.limits = limits.resolve(
+            config, model, device=place.device, available=place.available_bytes
+        )
+        self.max_model_len = self.limits.max_model_len
+        self.capacity = self.limits.capacity
         num_blocks, block_size = self.capacity.num_blocks, self.capacity.block_size
+        is_static = config.reservation == "static"
         self._admission = Admission(
             max_model_len=self.max_model_len,
             capacity=self.capacity,
@@ -67,54 +81,39 @@ class Engine:
             seed=config.seed,
             max_num_seqs=config.max_num_seqs,
         )
-        token_budget = limits.token_budget(config)
         self._swaps = limits.swap_space(config, self.capacity)
         self._blocks = BlockManager(
             num_blocks,
             block_size,
             watermark=config.watermark,
-            prefix_cache=config.prefix_cache,
+            prefix_cache=config.prefix_cache and not is_static,
             window=model.config.max_window,
+            reserved_tokens=self.max_model_len if is_static else 0,
         )
         self._scheduler = Scheduler(
             self._blocks,
             max_num_seqs=config.max_num_seqs,
-            token_budget=token_budget,
+            token_budget=self.limits.token_budget,
             decode_budget=max_decodes(config.max_num_seqs),
             swaps=self._swaps,
         )
-        shapes = batch_shapes(
-            max_num_seqs=config.max_num_seqs,
-            token_budget=token_budget,
-            max_model_len=self.max_model_len,
-            capacity=self.capacity,
-            is_deterministic=is_deterministic,
-            growth=limits.bucket_growth(),
-        )
-        state = lanes.allocate(
-            shapes.num_lanes,
-            max_model_len=self.max_model_len,
-            table_width=shapes.table_width,
-            vocab_size=model.config.vocab_size,
-        )
-        pool = allocate_pool(model, num_blocks, block_size, kv_dtype=kv_dtype)
-        self._runner = ModelRunner(model, pool, shapes, state)
+        self._runner = make_runner(model, self.limits)
         self._groups: dict[int, SampleGroup | BeamGroup] = {}
         self._rejected: list[Completion] = []
         self._flight: Flight | None = None
         self._clock = StepClock()
         self.stats = EngineStats(
-            device=jax.devices()[0].device_kind,
-            dtype=str(model.embed_tokens[...].dtype),
-            kv_dtype=kv_dtype,
-            is_deterministic=is_deterministic,
+            device=place.device.name,
+            dtype=str(model.dtype),
+            kv_dtype=self.limits.kv_dtype,
+            is_deterministic=self.limits.is_deterministic,
             implementation=model.attention,
-            implementation_reason=_reason(config, model),
+            implementation_reason=_reason(config, model, place.device),
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=self.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            token_budget=token_budget,
+            token_budget=self.limits.token_budget,
         )
 
     @classmethod
@@ -130,14 +129,14 @@ class Engine:
         if config.compilation_cache:
             compile_cache.enable()
         checkpoint = open_checkpoint(locate(str(model)))
-        is_cpu = backend() == "cpu"
-        dtype = config.dtype or ("float32" if is_cpu else "bfloat16")
+        place = device.here()
+        dtype = limits.dtype(config, place)
         memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
         decoder = weights.load(
             checkpoint,
             dtype=jnp.dtype(dtype),
-            layer_loop="scan" if is_cpu else "unrolled",
-            attention=attention.choose(config, checkpoint.config).implementation,
+            layer_loop=layer_loop(place),
+            attention=attention.choose(config, checkpoint.config, device=place).implementation,
         )
         return cls(decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype))
 
@@ -150,7 +149,7 @@ class Engine:
             f"({self.stats.implementation_reason}): KV pool in {self.stats.kv_dtype}, "
             f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
             f"{capacity.num_tokens:,} tokens, "
-            f"{memory.size(capacity.num_bytes)} ({capacity.bytes_per_token:,} bytes a token); "
+            f"{size(capacity.num_bytes)} ({capacity.bytes_per_token:,} bytes a token); "
             f"{capacity.concurrent(length):,} requests of {length:,} tokens fit at once"
         )
 
@@ -352,9 +351,14 @@ class Engine:
         self.stats.executables = self._runner.num_executables
 
 
-def _reason(config: EngineConfig, model: Llama) -> str:
+def layer_loop(place: Device) -> LayerLoop:
+    """How the decoder's layers are driven on a device."""
+    return "scan" if place.is_cpu else "unrolled"
+
+
+def _reason(config: EngineConfig, model: Llama, place: Device) -> str:
     """Why the model's attention is computed by whom it is."""
-    choice = attention.choose(config, model.config)
+    choice = attention.choose(config, model.config, device=place)
     if choice.implementation == model.attention:
         return choice.reason
     return "the model was made with it"

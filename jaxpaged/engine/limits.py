@@ -4,11 +4,12 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jaxpaged.cache.capacity import PoolCapacity, kv_bytes_per_token
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, EngineConfig, KVDType
+from jaxpaged.cache.capacity import PoolCapacity, blocks_for, kv_bytes_per_token
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, DType, EngineConfig, KVDType
 from jaxpaged.engine import memory
-from jaxpaged.engine.batch import ROW_TILE, max_decodes
-from jaxpaged.engine.device import backend
+from jaxpaged.engine.batch import ROW_TILE, BatchShapes, batch_shapes, max_decodes
+from jaxpaged.engine.device import Device
+from jaxpaged.engine.shortage import shortage, size
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
@@ -19,11 +20,70 @@ from pallas_kernels.partials import PARTITION_TOKENS
 
 DEFAULT_TOKEN_BUDGET = 512
 
+_WIDE = ("float32", "bfloat16", "float16")
+
 # Implementations on whose pools and contexts the GPU kernels' limits do not bear.
 _WITHOUT_PARTIALS = ("xla", "llvm")
 
-# Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU.
-_LOGITS_ARRAYS = 10
+LOGITS_ARRAYS = 10
+"""Of float32 logits that the sampler holds at once: 9.3 by the compiler's figures on the CPU."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the settings of an engine come to.
+
+    Attributes:
+        max_model_len: Most tokens of a sequence.
+        token_budget: Most tokens of a step.
+        kv_dtype: How keys and values are stored.
+        is_deterministic: A row's bytes must not depend on what else is in its batches.
+        capacity: What the pool holds.
+        shapes: The sizes of the batches.
+    """
+
+    max_model_len: int
+    token_budget: int
+    kv_dtype: KVDType
+    is_deterministic: bool
+    capacity: PoolCapacity
+    shapes: BatchShapes
+
+
+def resolve(config: EngineConfig, model: Llama, *, device: Device, available: int) -> Limits:
+    """What the settings come to for a model, which may be without weights.
+
+    Args:
+        config: The settings.
+        model: Its shape, its dtype and who computes attention count.
+        device: It runs on.
+        available: Bytes free there beside the weights.
+
+    Raises:
+        ConfigError: A setting does not suit the model.
+        CapacityError: The pool cannot fit.
+    """
+    length = max_model_len(config, model.config)
+    budget = token_budget(config)
+    stored = kv_dtype(config, model)
+    pool = capacity(config, model, length, kv_dtype=stored, available=available)
+    deterministic = is_deterministic(config, device)
+    shapes = batch_shapes(
+        max_num_seqs=config.max_num_seqs,
+        token_budget=budget,
+        max_model_len=length,
+        capacity=pool,
+        is_deterministic=deterministic,
+        growth=bucket_growth(device),
+    )
+    return Limits(
+        max_model_len=length,
+        token_budget=budget,
+        kv_dtype=stored,
+        is_deterministic=deterministic,
+        capacity=pool,
+        shapes=shapes,
+    )
 
 
 def token_budget(config: EngineConfig) -> int:
@@ -63,20 +123,25 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return length
 
 
-def is_deterministic(config: EngineConfig) -> bool:
+def is_deterministic(config: EngineConfig, device: Device) -> bool:
     """Whether a row's bytes must not depend on what else is in its batches."""
     if config.deterministic is None:
-        return backend() == "cpu"
+        return device.is_cpu
     return config.deterministic
 
 
-def bucket_growth() -> float:
+def bucket_growth(device: Device) -> float:
     """How far apart the token buckets of steps are.
 
     On the CPU a step takes as long as it has tokens, padding included, and a program is compiled in
     a second. A GPU reads the same weights for few tokens as for many, and compiles for long.
     """
-    return 1.25 if backend() == "cpu" else 4.0
+    return 1.25 if device.is_cpu else 4.0
+
+
+def dtype(config: EngineConfig, device: Device) -> DType:
+    """Of weights and activations."""
+    return config.dtype or ("float32" if device.is_cpu else "bfloat16")
 
 
 def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
@@ -92,7 +157,7 @@ def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:
         )
     if config.kv_dtype is not None:
         return config.kv_dtype
-    return "float32" if model.embed_tokens[...].dtype == jnp.float32 else "bfloat16"
+    return "float32" if model.dtype == jnp.float32 else "bfloat16"
 
 
 def swap_space(config: EngineConfig, pool: PoolCapacity) -> SwapSpace:
@@ -112,7 +177,7 @@ def workspace_bytes(max_num_seqs: int, vocab_size: int) -> int:
     The scores of prompt tokens take less: they are computed for a few rows at a time.
     """
     num_rows = -(-max_num_seqs // ROW_TILE) * ROW_TILE
-    return _LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
+    return LOGITS_ARRAYS * num_rows * vocab_size * jnp.dtype(jnp.float32).itemsize
 
 
 def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) -> int:
@@ -123,46 +188,99 @@ def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) ->
 
 
 def capacity(
-    config: EngineConfig, model: Llama, max_model_len: int, *, kv_dtype: KVDType
+    config: EngineConfig,
+    model: Llama,
+    max_model_len: int,
+    *,
+    kv_dtype: KVDType,
+    available: int,
 ) -> PoolCapacity:
-    """The pool for a loaded model.
+    """The pool for a model.
+
+    Args:
+        config: The engine's settings.
+        model: Its shape and who computes attention count.
+        max_model_len: Most tokens of a sequence.
+        kv_dtype: How keys and values are stored.
+        available: Bytes free on the device beside the weights.
 
     Raises:
         CapacityError: It cannot fit into what memory is left by the weights and the sampler.
     """
     shape = model.config
-    bytes_per_token = kv_bytes_per_token(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        kv_dtype=kv_dtype,
-    )
-    available = memory.available_bytes()
-    count = f"{config.max_num_seqs} sequences"
+    lanes = f"{config.max_num_seqs:,} sequences"
     # The two are different programs, one behind the other.
     workspaces = {
-        f"sampling for {count} from {shape.vocab_size} tokens": workspace_bytes(
+        f"sampling for {lanes} from {shape.vocab_size:,} tokens": workspace_bytes(
             config.max_num_seqs, shape.vocab_size
         )
     }
     if model.attention not in _WITHOUT_PARTIALS:
         partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
-        workspaces[f"decode attention for {count} of {max_model_len} tokens"] = partials
+        workspaces[f"decode attention for {lanes} of {max_model_len:,} tokens"] = partials
     what, workspace = max(workspaces.items(), key=lambda item: item[1])
     if workspace > available:
-        raise CapacityError(
-            f"{what} needs {memory.size(workspace)}, {memory.size(available)} are available beside "
-            "the weights; lower engine.max_num_seqs or max_model_len, or free memory"
-        )
+        raise _no_room(what, workspace, available, config=config, max_model_len=max_model_len)
     resolved = memory.resolve_capacity(
         config,
         available=available - workspace,
-        bytes_per_token=bytes_per_token,
+        bytes_per_token=token_bytes(shape, kv_dtype),
         max_model_len=max_model_len,
+        narrower={"int8": token_bytes(shape, "int8")} if kv_dtype in _WIDE else {},
     )
+    if config.reservation == "static":
+        _check_static(resolved, max_model_len)
     if model.attention in _WITHOUT_PARTIALS:
         return resolved
     return _addressable(resolved, shape, kv_dtype, is_asked_for=config.num_blocks is not None)
+
+
+def token_bytes(model: ModelConfig, kv_dtype: KVDType) -> int:
+    """Bytes of a token's keys and values over all layers."""
+    return kv_bytes_per_token(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _no_room(
+    what: str, needed: int, available: int, *, config: EngineConfig, max_model_len: int
+) -> CapacityError:
+    """The error of temporary arrays that cannot fit."""
+    changes = [f"free {size(needed - available)} of memory"]
+    fitting = config.max_num_seqs * available // needed // ROW_TILE * ROW_TILE
+    if fitting:
+        changes.insert(0, f"engine.max_num_seqs: at most {fitting}")
+    if "attention" in what:
+        shorter = max_model_len * available // needed // PARTITION_TOKENS * PARTITION_TOKENS
+        if shorter:
+            changes.insert(1, f"engine.max_model_len: at most {shorter:,}")
+    return shortage(
+        what,
+        needed=needed,
+        available=available,
+        where="the weights",
+        changes=[*changes, "a device with more memory"],
+    )
+
+
+def _check_static(capacity: PoolCapacity, max_model_len: int) -> None:
+    """Refuses a pool that cannot hold what is reserved for one sequence."""
+    if not capacity.concurrent(max_model_len):
+        needed = blocks_for(max_model_len, capacity.block_size)
+        raise shortage(
+            f"static reservation for one sequence of {max_model_len:,} tokens",
+            needed=needed * capacity.block_size * capacity.bytes_per_token,
+            available=capacity.num_bytes,
+            where="weights and temporary arrays",
+            changes=[
+                "engine.reservation: paged",
+                f"engine.max_model_len: at most {capacity.num_tokens:,}",
+                f"engine.num_blocks: at least {needed:,}",
+            ],
+        )
 
 
 def _addressable(
@@ -182,7 +300,7 @@ def _addressable(
     if is_asked_for:
         raise CapacityError(
             f"engine.num_blocks is {capacity.num_blocks}: the kernels cannot address {kv_dtype} "
-            f"keys of {memory.size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
+            f"keys of {size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
             f"most {most} blocks, at least {least_far}, or engine.attention: xla"
         )
     return dataclasses.replace(capacity, num_blocks=most)

@@ -6,13 +6,15 @@ import gc
 import math
 import os
 import pathlib
+import resource
+import sys
 
 import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.config import DType, EngineConfig
-from jaxpaged.errors import CapacityError
+from jaxpaged.config import DType, EngineConfig, KVDType
+from jaxpaged.engine.shortage import shortage, size
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 _PROC = pathlib.Path("/proc")
@@ -35,6 +37,17 @@ def available_bytes() -> int:
         return available_host_bytes(_PROC, _CGROUP)
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+
+
+def resident_bytes() -> int:
+    """Main memory this process holds right now; where the system does not say, its peak so far."""
+    try:
+        pages = int((_PROC / "self/statm").read_text().split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # macOS counts bytes, other systems kilobytes.
+        return peak if sys.platform == "darwin" else peak * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def give_back() -> None:
@@ -100,16 +113,29 @@ def check_weights(
     Raises:
         CapacityError: They need more than there is.
     """
-    needed = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    needed = numbers * jnp.dtype(dtype).itemsize
     if needed > available:
-        raise CapacityError(
-            f"the weights need {size(needed)} in {dtype}, {size(available)} are available; free "
-            "memory, use a smaller model" + (", or engine.dtype bfloat16" * (dtype == "float32"))
+        changes = [
+            f"free {size(needed - available)} of memory, or take a device that has it",
+            f"a model of at most {available // jnp.dtype(dtype).itemsize:,} parameters; this one "
+            f"has {numbers:,}",
+        ]
+        if dtype == "float32":
+            halved = numbers * jnp.dtype("bfloat16").itemsize
+            changes.insert(0, f"engine.dtype: bfloat16, which needs {size(halved)}")
+        raise shortage(
+            f"the weights in {dtype}", needed=needed, available=available, changes=changes
         )
 
 
 def resolve_capacity(
-    config: EngineConfig, *, available: int, bytes_per_token: int, max_model_len: int
+    config: EngineConfig,
+    *,
+    available: int,
+    bytes_per_token: int,
+    max_model_len: int,
+    narrower: collections.abc.Mapping[KVDType, int] | None = None,
 ) -> PoolCapacity:
     """The pool for this engine: `num_blocks` as configured, or from the memory share.
 
@@ -120,17 +146,29 @@ def resolve_capacity(
         available: Bytes free on the device after loading the weights.
         bytes_per_token: Bytes of one token's keys and values over all layers.
         max_model_len: Most tokens of a sequence.
+        narrower: Bytes of a token in formats that take less, for the advice in errors.
 
     Raises:
         CapacityError: The pool does not fit, or the memory share holds not even one block.
     """
     block_bytes = bytes_per_token * config.block_size
+    narrow = narrower or {}
     if config.num_blocks is not None:
         wanted = config.num_blocks * block_bytes
         if wanted > available:
-            raise CapacityError(
-                f"engine.num_blocks: {config.num_blocks} blocks need {size(wanted)}, "
-                f"{size(available)} are available; use at most {available // block_bytes} blocks"
+            most = available // block_bytes
+            changes = [f"engine.num_blocks: at most {most:,}, or leave it out"] if most else []
+            changes += [
+                f"engine.kv_dtype: {name}, with which they need "
+                f"{size(config.num_blocks * config.block_size * num_bytes)}"
+                for name, num_bytes in narrow.items()
+            ]
+            raise shortage(
+                f"engine.num_blocks: {config.num_blocks:,} blocks of the KV pool",
+                needed=wanted,
+                available=available,
+                where="weights and temporary arrays",
+                changes=[*changes, f"free {size(wanted - available)} of memory"],
             )
         num_blocks = config.num_blocks
     else:
@@ -138,10 +176,20 @@ def resolve_capacity(
         share = int(available * config.memory_utilization)
         num_blocks = min(most, share // block_bytes)
         if num_blocks < 1:
-            raise CapacityError(
-                f"engine.memory_utilization: {config.memory_utilization} of {size(available)} "
-                f"available is {size(share)}, one block of {config.block_size} tokens needs "
-                f"{size(block_bytes)}; raise the share, free memory, or use a smaller dtype"
+            changes = [
+                f"engine.kv_dtype: {name}, with which it needs {size(config.block_size * num)}"
+                for name, num in narrow.items()
+            ]
+            least = block_bytes / available if available else math.inf
+            if least <= 1:
+                raised = math.ceil(least * 100) / 100
+                changes.insert(0, f"engine.memory_utilization: at least {raised}")
+            raise shortage(
+                f"engine.memory_utilization: {config.memory_utilization} of {size(available)} for "
+                f"the KV pool, of which one block holds {config.block_size:,} tokens",
+                needed=block_bytes,
+                available=share,
+                changes=[*changes, "a smaller engine.block_size", "more free memory"],
             )
     return PoolCapacity(
         num_blocks=num_blocks, block_size=config.block_size, bytes_per_token=bytes_per_token
@@ -163,10 +211,3 @@ def _stat(path: pathlib.Path, name: str) -> int:
     except OSError:
         return 0
     return int(fields.get(name, 0))
-
-
-def size(num_bytes: int) -> str:
-    """The number as people read it."""
-    if num_bytes < 2**30 / 10:
-        return f"{num_bytes / 2**20:.1f} MiB"
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -22,8 +22,10 @@ from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.config import KVDType
 from jaxpaged.engine import batch as step_batch
 from jaxpaged.engine import device, lanes, sampling
-from jaxpaged.engine.batch import BatchShapes, Layout, SampleBatch, StepBatch
+from jaxpaged.engine.batch import BatchShapes, Bucket, Layout, SampleBatch, StepBatch
 from jaxpaged.engine.lanes import LaneState
+from jaxpaged.engine.limits import Limits
+from jaxpaged.engine.runner import ScoredChunk, StepResult
 from jaxpaged.engine.sampling import LaneParams, Sampled
 from jaxpaged.model.attention import AttentionBatch
 from jaxpaged.model.llama import Llama
@@ -36,44 +38,12 @@ _SCORE_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredChunk:
-    """Log-probabilities of a chunk's prompt tokens but a prompt's first.
-
-    Attributes:
-        sequence: Whose prompt.
-        start: Position of the first token that is scored.
-        sampled: Rows in the order of the tokens.
-    """
-
-    sequence: Sequence
-    start: int
-    sampled: Sampled
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step gave, on the host.
-
-    Attributes:
-        samplers: Who sampled.
-        sampled: Row by row what they sampled; the token is `sampling.INVALID_TOKEN` where the
-            logits were not finite.
-        scores: Log-probabilities of prompt tokens.
-    """
-
-    samplers: tuple[Sampler, ...]
-    sampled: Sampled
-    scores: tuple[ScoredChunk, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class DeviceFlight:
     """A step that was dispatched.
 
     Attributes:
         plan: What it does.
         num_padding: Token positions computed only to fill the bucket.
-        dispatched: When, in seconds of `time.perf_counter`.
         is_starved: The device had run out of work by then.
         sampled: The sampler's arrays, on the device; None if nothing is sampled.
         samplers: Who samples.
@@ -83,7 +53,6 @@ class Flight:
 
     plan: StepPlan
     num_padding: int
-    dispatched: float
     is_starved: bool
     sampled: Sampled | None
     samplers: tuple[Sampler, ...]
@@ -143,6 +112,21 @@ class ModelRunner:
         self._write_blocks = jax.jit(kv_pool.write_blocks, donate_argnums=0)
         self.compile_seconds = 0.0
 
+    @classmethod
+    def allocate(cls, model: Llama, limits: Limits) -> "ModelRunner":
+        """The runner of a loaded model, with a new pool and lanes that were not set yet."""
+        shapes, capacity = limits.shapes, limits.capacity
+        state = lanes.allocate(
+            shapes.num_lanes,
+            max_model_len=limits.max_model_len,
+            table_width=shapes.table_width,
+            vocab_size=model.config.vocab_size,
+        )
+        pool = allocate_pool(
+            model, capacity.num_blocks, capacity.block_size, kv_dtype=limits.kv_dtype
+        )
+        return cls(model, pool, shapes, state)
+
     @property
     def num_executables(self) -> int:
         """Compiled programs."""
@@ -190,12 +174,34 @@ class ModelRunner:
         blocks = jax.eval_shape(kv_pool.read_blocks, self._pool, ids)
         self._program("write", self._write_blocks, self._pool, ids, blocks)
 
+    def temporary_bytes(
+        self, bucket: Bucket, arrays: StepBatch, samplers: SampleBatch
+    ) -> tuple[int, int]:
+        """Temporary memory of a forward pass and of a sampler, as the compiler says.
+
+        Nothing is run: weights, pool and lanes may be shapes alone.
+        """
+        arguments = (self._weights, self._pool, self._state, arrays)
+        _, rows, _ = jax.eval_shape(self._forward, *arguments)
+        programs = (
+            self._program(bucket, self._forward, *arguments),
+            self._program(
+                ("sample", len(samplers.lanes)),
+                self._sample,
+                *self._sampler_arguments(rows, samplers),
+            ),
+        )
+        forward, sampler = (program.memory_analysis() for program in programs)
+        assert forward is not None, "this compiler does not say what memory a program takes"
+        assert sampler is not None, "this compiler does not say what memory a program takes"
+        return forward.temp_size_in_bytes, sampler.temp_size_in_bytes
+
     def prepare(self, plan: StepPlan) -> None:
         """Starts what comes before the step: moves blocks and sets lanes."""
         self._move_blocks(plan)
         self._set_state(plan)
 
-    def dispatch(self, plan: StepPlan) -> Flight:
+    def dispatch(self, plan: StepPlan) -> DeviceFlight:
         """Starts a step that was prepared; the result can be taken from what it returns."""
         is_starved = self._last is not None and cast(Any, self._last).is_ready()
         layout = step_batch.lay_out(plan)
@@ -207,10 +213,9 @@ class ModelRunner:
         scores = self._dispatch_scores(layout, hidden)
         marker = hidden if sampled is None else sampled.tokens
         self._last = marker
-        return Flight(
+        return DeviceFlight(
             plan=plan,
             num_padding=bucket.num_tokens - plan.num_tokens,
-            dispatched=time.perf_counter(),
             is_starved=is_starved,
             sampled=sampled,
             samplers=tuple(sampler for sampler, _, _ in layout.samplers),

@@ -6,8 +6,11 @@ such number.
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 BAN = "-inf"
+MAX_BIAS = 10_000
+"""Largest bias, in either direction."""
 
 _MINUS_INFINITY = -float("inf")
 
@@ -49,6 +52,17 @@ def to_mapping(pairs: Iterable[tuple[int, float]]) -> dict[str, float | str]:
     return {str(token_id): BAN if bias == _MINUS_INFINITY else bias for token_id, bias in pairs}
 
 
+def json_schema(max_tokens: int) -> dict[str, Any]:
+    """What a job file may have, for so many tokens at most, in the words of JSON Schema."""
+    number = {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}
+    return {
+        "type": ["object", "null"],
+        "patternProperties": {f"^({_TOKEN_ID.pattern})$": {"anyOf": [number, {"const": BAN}]}},
+        "additionalProperties": False,
+        "maxProperties": max_tokens,
+    }
+
+
 def _token_id(key: object) -> int:
     # The keys of YAML and JSON arrive as text.
     if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
@@ -61,11 +75,11 @@ def _token_id(key: object) -> int:
 def _bias(token_id: int, bias: object) -> float:
     if bias in (BAN, _MINUS_INFINITY):
         return _MINUS_INFINITY
-    if isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= 1e4:
+    if isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= MAX_BIAS:
         return float(bias)
     raise ValueError(
-        f"token id {token_id}: expected a number from -10,000 to 10,000, or {BAN} to ban the "
-        f"token, found {_shown(bias)}"
+        f"token id {token_id}: expected a number from {-MAX_BIAS:,} to {MAX_BIAS:,}, or {BAN} to "
+        f"ban the token, found {_shown(bias)}"
     )
 
 

@@ -32,7 +32,7 @@ from jaxpaged.job.units import Unit
 
 # Requests the engine is given at a time, as a multiple of `engine.max_num_seqs`: the running ones
 # and twice as many that wait.
-_FEED_FACTOR = 3
+FEED_FACTOR = 3
 _SLICE_ROWS = 4096
 _WINDOW_ROWS = 4 * _SLICE_ROWS
 _SHOWN = 3
@@ -109,7 +109,7 @@ class Pipeline:
             job.prompt_builder(engine.tokenizer),
             engine,
             window=self._window,
-            max_unfinished=_FEED_FACTOR * max_num_seqs,
+            max_unfinished=FEED_FACTOR * max_num_seqs,
             spec=job.spec,
             journal=journal,
             keep=work.parent.is_kept if work.parent else None,

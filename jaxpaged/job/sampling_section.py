@@ -3,11 +3,41 @@
 Ranges of numbers live in `SamplingParams`; here are the rules between keys.
 """
 
+from typing import Annotated
+
 import pydantic
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from jaxpaged.job import logit_bias
-from jaxpaged.job.section import FieldInfo, Section, Texts, TokenIds, check_by
+from jaxpaged.job.section import (
+    FieldInfo,
+    NotEmpty,
+    Section,
+    Texts,
+    TokenIds,
+    check_by,
+    empty_if_null,
+)
 from jaxpaged.request import MAX_BIASED, EarlyStopping, SamplingParams
+
+
+def _null_or_one(value: object) -> object:
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else [value]
+
+
+_TokenId = Annotated[int, Field(ge=0)]
+
+_Words = Annotated[
+    Texts,
+    BeforeValidator(_null_or_one, json_schema_input_type=NotEmpty | tuple[NotEmpty, ...] | None),
+]
+_StopTokens = Annotated[
+    TokenIds,
+    BeforeValidator(_null_or_one, json_schema_input_type=_TokenId | tuple[_TokenId, ...] | None),
+]
+_Bias = Annotated[tuple[tuple[int, float], ...], WithJsonSchema(logit_bias.json_schema(MAX_BIASED))]
 
 
 class SamplingColumns(Section):
@@ -57,6 +87,7 @@ class SamplingSpec(Section):
     """How tokens are chosen and when a completion ends; see `SamplingParams`.
 
     Attributes:
+        logit_bias: By token id what is added to its logit; -inf bans the token.
         columns: Parameters that come from the row instead.
     """
 
@@ -69,11 +100,11 @@ class SamplingSpec(Section):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bad_words: Texts = ()
+    logit_bias: _Bias = ()
+    bad_words: _Words = ()
     seed: int | None = None
-    stop: Texts = ()
-    stop_token_ids: TokenIds = ()
+    stop: _Words = ()
+    stop_token_ids: _StopTokens = ()
     include_stop: bool = False
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -86,12 +117,10 @@ class SamplingSpec(Section):
     early_stopping: EarlyStopping = False
     columns: SamplingColumns = SamplingColumns()
 
-    @pydantic.field_validator("stop", "stop_token_ids", "bad_words", mode="before")
+    @pydantic.field_validator("columns", mode="before")
     @classmethod
-    def _null_or_one(cls, value: object) -> object:
-        if value is None:
-            return ()
-        return value if isinstance(value, list | tuple) else [value]
+    def _empty_columns(cls, value: object) -> object:
+        return empty_if_null(value)
 
     @pydantic.field_validator("logit_bias", mode="before")
     @classmethod

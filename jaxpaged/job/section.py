@@ -11,6 +11,9 @@ from jaxpaged.errors import ConfigError
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 TokenIds = Annotated[tuple[int, ...], Field(strict=False)]
 
+# For the schema; what is checked has messages of its own.
+NotEmpty = Annotated[str, Field(min_length=1)]
+
 # pydantic.ValidationInfo, but for the tests' run-time type checks: it is a protocol they refuse.
 FieldInfo = Any
 
@@ -22,6 +25,11 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         strict=True, extra="forbid", frozen=True, hide_input_in_errors=True
     )
+
+
+def empty_if_null(value: object) -> object:
+    """The value of a group of keys that has defaults: YAML's empty group is null."""
+    return {} if value is None else value
 
 
 def check_by(owner: type, value: object, name: str | None) -> object:

@@ -10,7 +10,7 @@ import pydantic
 from pydantic import Field
 
 from jaxpaged.config import Attention, DType, EngineConfig, KVDType, Preemption
-from jaxpaged.job.section import FieldInfo, Section, Texts, check_by
+from jaxpaged.job.section import FieldInfo, NotEmpty, Section, Texts, check_by
 from jaxpaged.storage import access
 from jaxpaged.storage.local_store import Durability
 
@@ -66,13 +66,24 @@ class InputSpec(Section):
             first user message, for templates that refuse the role.
     """
 
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+                for name in PROMPT_SOURCES
+            ]
+        }
+    )
+
     path: Texts
     prompt: str | None = None
     prompt_column: str | None = None
     prompt_ids_column: str | None = None
-    messages: Annotated[tuple[MessageSpec, ...], Field(strict=False)] | None = None
+    messages: Annotated[tuple[MessageSpec, ...], Field(strict=False)] | None = Field(
+        default=None, json_schema_extra={"minItems": 1}
+    )
     messages_column: str | None = None
-    columns: Texts | None = None
+    columns: Texts | None = Field(default=None, json_schema_extra={"uniqueItems": True})
     allow_special_tokens: bool = False
     max_prompt_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
     on_too_long: OnTooLong = "error"
@@ -84,7 +95,11 @@ class InputSpec(Section):
         """The name of the prompt source that is set."""
         return next(name for name in PROMPT_SOURCES if getattr(self, name) is not None)
 
-    @pydantic.field_validator("path", mode="before")
+    @pydantic.field_validator(
+        "path",
+        mode="before",
+        json_schema_input_type=NotEmpty | Annotated[tuple[NotEmpty, ...], Field(min_length=1)],
+    )
     @classmethod
     def _one_path(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
@@ -134,7 +149,7 @@ class OutputSpec(Section):
         report_samples: The report's page shows some prompts and completions.
     """
 
-    path: str
+    path: str = Field(json_schema_extra={"minLength": 1})
     rows_per_part: int = Field(default=2048, ge=1)
     token_ids: bool = False
     prompt: bool = False
@@ -182,7 +197,7 @@ class EvalSpec(Section):
     """
 
     reference: str
-    metrics: _Metrics
+    metrics: _Metrics = Field(json_schema_extra={"minItems": 1, "uniqueItems": True})
     by: str | None = None
 
     @pydantic.field_validator("metrics")

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -15,11 +16,15 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import spec_errors, spec_file
 from jaxpaged.job.sampling_section import SamplingSpec
-from jaxpaged.job.section import Section
+from jaxpaged.job.section import Section, empty_if_null
 from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec
 from jaxpaged.request import SamplingParams
 from jaxpaged.storage import access
 from jaxpaged.storage.options import StorageOptions, check_group
+
+# For the schema; what is checked has messages of its own.
+_Count = Annotated[int, Field(ge=0)]
+_Percent = Annotated[str, Field(pattern=r"[0-9.]\s*%$")]
 
 
 class JobSpec(Section):
@@ -51,14 +56,18 @@ class JobSpec(Section):
     @pydantic.field_validator("sampling", "engine", mode="before")
     @classmethod
     def _empty_section(cls, value: object) -> object:
-        return {} if value is None else value
+        return empty_if_null(value)
 
     @pydantic.field_validator("storage", mode="before")
     @classmethod
     def _check_storage(cls, value: object) -> object:
         return check_group(value)
 
-    @pydantic.field_validator("max_errors", mode="before")
+    @pydantic.field_validator(
+        "max_errors",
+        mode="before",
+        json_schema_input_type=_Count | _Percent | None,
+    )
     @classmethod
     def _check_max_errors(cls, value: object) -> object:
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0

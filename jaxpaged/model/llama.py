@@ -115,6 +115,7 @@ class Llama(nnx.Module):
         if attention == "llvm" and layer_loop != "scan":
             raise ValueError("the kernels for CPUs read the panels of all layers; use scan")
         self.config = config
+        self.dtype = dtype
         self.attention: Implementation = attention
         vocabulary = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(jnp.zeros(vocabulary, dtype))

@@ -57,7 +57,12 @@ def check_group(value: object) -> object:
     return value
 
 
-Secret = Annotated[str | None, BeforeValidator(_check_reference)]
+_ReferenceText = Annotated[str, Field(pattern=f"^{_REFERENCE.pattern}$")]
+
+Secret = Annotated[
+    str | None,
+    BeforeValidator(_check_reference, json_schema_input_type=_ReferenceText | None),
+]
 """The name of an environment variable, as `${ENV:NAME}`."""
 
 _Endpoint = Annotated[str | None, pydantic.AfterValidator(_check_endpoint)]
@@ -78,9 +83,9 @@ class S3Options(_Options):
         region: As in us-east-1.
         profile: The section of the AWS config files.
         anonymous: Requests are not signed.
-        key: The access key.
-        secret: The secret access key.
-        token: The session token of temporary keys.
+        key: The access key, as ${ENV:NAME}.
+        secret: The secret access key, as ${ENV:NAME}.
+        token: The session token of temporary keys, as ${ENV:NAME}.
     """
 
     endpoint_url: _Endpoint = None
@@ -109,7 +114,7 @@ class GSOptions(_Options):
         project: The project that is billed.
         endpoint_url: Of a store other than Google's.
         anonymous: Requests are not signed.
-        token: An access token, or the path of a file with credentials.
+        token: An access token, or the path of a file with credentials, as ${ENV:NAME}.
     """
 
     project: _Name = None

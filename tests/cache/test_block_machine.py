@@ -39,11 +39,16 @@ class BlockMachine(RuleBasedStateMachine):
 
     window: int | None = None
     prefix_cache = True
+    reserved_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.manager = BlockManager(
-            NUM_BLOCKS, BLOCK_SIZE, window=self.window, prefix_cache=self.prefix_cache
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            window=self.window,
+            prefix_cache=self.prefix_cache,
+            reserved_tokens=self.reserved_tokens,
         )
         self.pool: list[Slots] = [{} for _ in range(NUM_BLOCKS)]
         self.waiting: list[Sequence] = []
@@ -110,7 +115,7 @@ class BlockMachine(RuleBasedStateMachine):
         first_seen = 0 if self.window is None else max(0, num_hit - self.window + 1)
         return sum(
             prompt[: start + BLOCK_SIZE] not in held or start >= num_hit
-            for start in range(0, sequence.num_tokens, BLOCK_SIZE)
+            for start in range(0, max(sequence.num_tokens, self.reserved_tokens), BLOCK_SIZE)
             if start + BLOCK_SIZE > first_seen
         )
 
@@ -139,7 +144,8 @@ class BlockMachine(RuleBasedStateMachine):
             return
         sequence.num_computed = self.manager.admit(sequence)
         assert sequence.num_computed == expected
-        assert len(sequence.block_table) == -(-sequence.num_tokens // BLOCK_SIZE)
+        held = max(sequence.num_tokens, self.reserved_tokens)
+        assert len(sequence.block_table) == -(-held // BLOCK_SIZE)
         self.spoil(sequence.block_table[expected // BLOCK_SIZE :])
         self.waiting.remove(sequence)
         self.run(sequence)
@@ -305,11 +311,17 @@ class ColdMachine(BlockMachine):
     prefix_cache = False
 
 
+class StaticMachine(ColdMachine):
+    reserved_tokens = 5 * BLOCK_SIZE
+
+
 TestBlocks = BlockMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestNarrowWindow = NarrowWindowMachine.TestCase
 TestCold = ColdMachine.TestCase
+TestStatic = StaticMachine.TestCase
 TestBlocks.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestWindow.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestNarrowWindow.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
 TestCold.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestStatic.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

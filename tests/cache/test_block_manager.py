@@ -391,3 +391,29 @@ def test_integrity_check_names_a_sequence_that_was_not_freed() -> None:
     sequence.block_table.clear()
     with pytest.raises(AssertionError, match="block 0 has reference count 1, 0 tables"):
         manager.check_integrity([sequence])
+
+
+# Static reservation
+
+
+def test_a_reserved_sequence_holds_all_its_blocks_from_admission_on() -> None:
+    manager = BlockManager(10, BLOCK_SIZE, prefix_cache=False, reserved_tokens=4 * BLOCK_SIZE)
+    first, second = admitted(manager, 1), admitted(manager, 3 * BLOCK_SIZE)
+    assert len(first.block_table) == len(second.block_table) == 4
+    assert not manager.can_admit(make_sequence((7,)))
+    first.num_computed = 1
+    changes = manager.prepare(first, 1, 3 * BLOCK_SIZE)
+    assert (changes.updates, changes.copies) == ([], [])
+    manager.free(second)
+    assert manager.can_admit(make_sequence((7,)))
+    manager.check_integrity([first])
+
+
+def test_a_reserved_sequence_keeps_what_lies_outside_its_window() -> None:
+    manager = BlockManager(
+        10, BLOCK_SIZE, prefix_cache=False, window=2, reserved_tokens=4 * BLOCK_SIZE
+    )
+    sequence = admitted(manager, 3 * BLOCK_SIZE)
+    sequence.num_computed = 3 * BLOCK_SIZE
+    manager.release_outside(sequence)
+    assert None not in sequence.block_table

@@ -7,11 +7,36 @@ import pytest
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for, kv_bytes_per_token
 from jaxpaged.config import KVDType
 
+GIB = 2**30
 
-def test_seven_billion_model_in_fp16_costs_half_a_megabyte_a_token() -> None:
-    per_token = kv_bytes_per_token(num_layers=32, num_kv_heads=32, head_dim=128, kv_dtype="float16")
-    assert per_token == 524_288
-    assert 8 * 4096 * per_token == 16 * 2**30
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_kv_heads", "num_tokens", "num_requests", "num_bytes"),
+    [
+        # 7B in fp16: 32 layers, 32 heads of 128.
+        (32, 32, 1, 1, 524_288),
+        (32, 32, 1024, 8, 4 * GIB),
+        (32, 32, 4096, 8, 16 * GIB),
+        (32, 32, 2048, 32, 32 * GIB),
+        (32, 16, 4096, 8, 8 * GIB),
+        # 13B in fp16: 40 layers of width 5,120. Published rounded, as 3.2 GB and 102 GB.
+        (40, 40, 1, 1, 819_200),
+        (40, 40, 4096, 1, 3_355_443_200),
+        (40, 40, 4096, 32, 32 * 3_355_443_200),
+    ],
+)
+def test_published_sizes_come_out(
+    num_layers: int, num_kv_heads: int, num_tokens: int, num_requests: int, num_bytes: int
+) -> None:
+    per_token = kv_bytes_per_token(
+        num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=128, kv_dtype="float16"
+    )
+    # Whole requests in blocks of one token, so that nothing is rounded.
+    pool = PoolCapacity(
+        num_blocks=num_tokens * num_requests, block_size=1, bytes_per_token=per_token
+    )
+    assert pool.num_bytes == num_bytes
+    assert pool.concurrent(num_tokens) == num_requests
 
 
 @pytest.mark.parametrize(

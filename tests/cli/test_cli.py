@@ -206,6 +206,7 @@ def test_what_a_folder_holds_is_told_as_json(job, finished, tmp_path):
         "verify": (["verify", finished], 0),
         "same": (["diff", finished, finished], 0),
         "changed": (["diff", finished, other], 1),
+        "compared": (["compare", finished, other], 0),
     }
 
     for name, (words, code) in commands.items():
@@ -240,7 +241,9 @@ def test_a_report_without_matplotlib_names_what_to_install(finished, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "words", [["verify", "OUT"], ["diff", "OUT", "OUT"], ["report", "OUT"]], ids=" ".join
+    "words",
+    [["verify", "OUT"], ["diff", "OUT", "OUT"], ["compare", "OUT", "OUT"], ["report", "OUT"]],
+    ids=" ".join,
 )
 def test_a_folder_of_no_job_is_refused(words, tmp_path):
     result = invoke(*(tmp_path if word == "OUT" else word for word in words))
@@ -365,6 +368,7 @@ def test_every_help_has_an_example(command, flag):
         ("verify", ["--storage", "--json"]),
         ("diff", ["--storage", "--json"]),
         ("report", ["--storage", "--html"]),
+        ("compare", ["--storage", "--json"]),
     ],
 )
 def test_every_option_is_in_the_help(command, options):
@@ -446,12 +450,14 @@ def test_a_bug_of_ours_says_so():
         ["run", "--help"],
         ["retry", "--help"],
         ["version"],
+        ["schema"],
         ["validate", "JOB"],
         ["run", "JOB", "--quiet"],
         ["retry", "OUT", "--where", "q = 'not there'"],
         ["status", "OUT", "--json"],
         ["verify", "OUT", "--json"],
         ["diff", "OUT", "OUT", "--json"],
+        ["compare", "OUT", "OUT", "--json"],
     ],
     ids=" ".join,
 )

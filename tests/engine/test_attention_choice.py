@@ -1,27 +1,25 @@
 """Who computes attention, by device, model and settings, and what is refused."""
 
 import dataclasses
-import types
 
 import jax
 import pytest
 
 from jaxpaged import EngineConfig
 from jaxpaged.engine import attention
+from jaxpaged.engine.device import Device
 from jaxpaged.errors import ConfigError
 from jaxpaged.model.config import ModelConfig
 
+CPU = Device(platform="cpu", name="cpu")
 
-@pytest.fixture
-def on(monkeypatch):
-    """Pretends that JAX runs on a device of that platform and compute capability."""
 
-    def pretend(platform: str, capability: str | None) -> None:
-        device = types.SimpleNamespace(compute_capability=capability)
-        monkeypatch.setattr(attention, "backend", lambda: platform)
-        monkeypatch.setattr(attention.jax, "devices", lambda: [device])
-
-    return pretend
+def device(platform: str, capability: str | None) -> Device:
+    """The capability of what is not NVIDIA's is its name."""
+    try:
+        return Device(platform=platform, name="a GPU", capability=float(capability or ""))
+    except ValueError:
+        return Device(platform=platform, name=capability or platform)
 
 
 LLAMA = ModelConfig.from_hf(
@@ -57,9 +55,9 @@ LLAMA = ModelConfig.from_hf(
         ("gpu", "gfx90a", "auto", "xla", "the device is a gpu, gfx90a, the kernels need 8.0"),
     ],
 )
-def test_who_computes_attention(on, platform, capability, asked, found, why) -> None:
-    on(platform, capability)
-    implementation, reason = attention.choose(EngineConfig(attention=asked))
+def test_who_computes_attention(platform, capability, asked, found, why) -> None:
+    place = device(platform, capability)
+    implementation, reason = attention.choose(EngineConfig(attention=asked), device=place)
     assert implementation == found
     assert why in reason
 
@@ -76,26 +74,26 @@ def test_what_the_kernels_for_cpus_do_not_serve_takes_xla_or_is_refused(
     settings, head_dim: int, why: str
 ) -> None:
     model = dataclasses.replace(LLAMA, head_dim=head_dim)
-    implementation, reason = attention.choose(EngineConfig(**settings), model)
+    implementation, reason = attention.choose(EngineConfig(**settings), model, device=CPU)
     assert implementation == "xla"
     assert why in reason
     with pytest.raises(
         ConfigError, match=f"engine.attention is llvm, and .*{why}; use auto or xla"
     ):
-        attention.choose(EngineConfig(attention="llvm", **settings), model)
+        attention.choose(EngineConfig(attention="llvm", **settings), model, device=CPU)
 
 
 def test_without_numba_a_cpu_takes_xla_and_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr(attention.llvm.importlib.util, "find_spec", lambda _: None)
-    implementation, reason = attention.choose(EngineConfig())
+    implementation, reason = attention.choose(EngineConfig(), device=CPU)
     assert implementation == "xla"
     assert reason == "numba is not installed: pip install 'jaxpaged[cpu]'"
 
 
-def test_the_kernels_for_cpus_are_refused_on_a_gpu(on) -> None:
-    on("gpu", "9.0")
+def test_the_kernels_for_cpus_are_refused_on_a_gpu() -> None:
+    place = device("gpu", "9.0")
     with pytest.raises(ConfigError, match="these kernels are for CPUs, the device is a gpu"):
-        attention.choose(EngineConfig(attention="llvm"))
+        attention.choose(EngineConfig(attention="llvm"), device=place)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +103,10 @@ def test_the_kernels_for_cpus_are_refused_on_a_gpu(on) -> None:
         ("tpu", None, "the device is a tpu, the kernels need 8.0"),
     ],
 )
-def test_kernels_on_a_device_that_cannot_are_refused(on, platform, capability, why) -> None:
-    on(platform, capability)
+def test_kernels_on_a_device_that_cannot_are_refused(platform, capability, why) -> None:
+    place = device(platform, capability)
     with pytest.raises(ConfigError, match=rf"engine\.attention is triton, and {why}"):
-        attention.choose(EngineConfig(attention="triton"))
+        attention.choose(EngineConfig(attention="triton"), device=place)
 
 
 @pytest.mark.parametrize(
@@ -123,27 +121,25 @@ def test_kernels_on_a_device_that_cannot_are_refused(on, platform, capability, w
         (None, "fp8", "triton"),
     ],
 )
-def test_formats_that_the_kernels_were_not_compiled_for_take_xla(
-    on, dtype, kv_dtype, found
-) -> None:
-    on("gpu", "8.0")
+def test_formats_that_the_kernels_were_not_compiled_for_take_xla(dtype, kv_dtype, found) -> None:
+    place = device("gpu", "8.0")
     config = EngineConfig(dtype=dtype, kv_dtype=kv_dtype)
-    assert attention.choose(config, LLAMA).implementation == found
+    assert attention.choose(config, LLAMA, device=place).implementation == found
     asked = dataclasses.replace(config, attention="triton")
     if found == "xla":
         with pytest.raises(ConfigError, match=r"weights with a .* pool; use auto or xla"):
-            attention.choose(asked, LLAMA)
+            attention.choose(asked, LLAMA, device=place)
     else:
-        assert attention.choose(asked, LLAMA).implementation == "triton"
+        assert attention.choose(asked, LLAMA, device=place).implementation == "triton"
 
 
-def test_heads_too_wide_for_the_kernels_take_xla_or_are_refused(on) -> None:
-    on("gpu", "9.0")
+def test_heads_too_wide_for_the_kernels_take_xla_or_are_refused() -> None:
+    place = device("gpu", "9.0")
     wide = dataclasses.replace(LLAMA, head_dim=320)
-    choice = attention.choose(EngineConfig(), wide)
+    choice = attention.choose(EngineConfig(), wide, device=place)
     assert choice == ("xla", "heads are 320 wide, the kernels serve 256")
     with pytest.raises(ConfigError, match="is triton, and heads are 320 wide"):
-        attention.choose(EngineConfig(attention="triton"), wide)
+        attention.choose(EngineConfig(attention="triton"), wide, device=place)
 
 
 @pytest.mark.parametrize(
@@ -154,24 +150,24 @@ def test_heads_too_wide_for_the_kernels_take_xla_or_are_refused(on) -> None:
         ("gpu", "10.0", "compute capability 10.0, the kernel is for 9.0"),
     ],
 )
-def test_mosaic_elsewhere_than_on_hopper_is_refused(on, platform, capability, why) -> None:
-    on(platform, capability)
+def test_mosaic_elsewhere_than_on_hopper_is_refused(platform, capability, why) -> None:
+    place = device(platform, capability)
     with pytest.raises(ConfigError, match=f"engine.attention is mosaic, and {why}.*; use auto"):
-        attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+        attention.choose(EngineConfig(attention="mosaic"), LLAMA, device=place)
 
 
 if jax.__version_info__ < (0, 12):
 
-    def test_mosaic_on_an_older_jax_says_what_it_needs(on) -> None:
-        on("gpu", "9.0")
+    def test_mosaic_on_an_older_jax_says_what_it_needs() -> None:
+        place = device("gpu", "9.0")
         with pytest.raises(ConfigError, match=r"mosaic, and .*need JAX 0\.12.*; use auto"):
-            attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+            attention.choose(EngineConfig(attention="mosaic"), LLAMA, device=place)
 
 else:
 
-    def test_mosaic_on_hopper_says_who_does_prefill(on) -> None:
-        on("gpu", "9.0")
-        choice = attention.choose(EngineConfig(attention="mosaic"), LLAMA)
+    def test_mosaic_on_hopper_says_who_does_prefill() -> None:
+        place = device("gpu", "9.0")
+        choice = attention.choose(EngineConfig(attention="mosaic"), LLAMA, device=place)
         assert choice == ("mosaic", "engine.attention says so; prefill by the Triton kernels")
 
     @pytest.mark.parametrize(
@@ -184,9 +180,11 @@ else:
             ({}, {"num_heads": 33, "num_kv_heads": 1}, "up to 32 query heads .* 33 to 1"),
         ],
     )
-    def test_what_mosaic_does_not_serve_is_refused(on, settings, changes, why) -> None:
-        on("gpu", "9.0")
+    def test_what_mosaic_does_not_serve_is_refused(settings, changes, why) -> None:
+        place = device("gpu", "9.0")
         with pytest.raises(ConfigError, match=f"engine.attention is mosaic, and .*{why}; use auto"):
             attention.choose(
-                EngineConfig(attention="mosaic", **settings), dataclasses.replace(LLAMA, **changes)
+                EngineConfig(attention="mosaic", **settings),
+                dataclasses.replace(LLAMA, **changes),
+                device=place,
             )

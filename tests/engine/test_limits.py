@@ -228,10 +228,38 @@ def test_pool_that_cannot_fit_names_the_numbers() -> None:
 
     assert resolve(memory_utilization=0.5, max_num_seqs=64).num_blocks == 312
     assert resolve(memory_utilization=0.5, max_num_seqs=2).num_blocks == 128
-    with pytest.raises(CapacityError, match="use at most 625 blocks"):
+    with pytest.raises(CapacityError, match=r"engine\.num_blocks: at most 625, or leave it out"):
         resolve(num_blocks=626)
-    with pytest.raises(CapacityError, match=r"one block of 16384 tokens needs 15\.6 MiB"):
+    with pytest.raises(CapacityError, match=r"one block holds 16,384 tokens: 15\.6 MiB needed"):
         resolve(block_size=16384)
+
+
+def test_what_would_help_a_pool_comes_with_numbers() -> None:
+    def refusal(**config) -> str:
+        with pytest.raises(CapacityError) as error:
+            resolve_capacity(
+                EngineConfig(**config),
+                available=10_000_000,
+                bytes_per_token=1000,
+                max_model_len=1024,
+                narrower={"int8": 300},
+            )
+        return str(error.value)
+
+    asked = refusal(num_blocks=1000)
+    assert "1,000 blocks of the KV pool: 15.3 MiB needed, 9.5 MiB available" in asked
+    assert "(2) engine.kv_dtype: int8, with which they need 4.6 MiB; (3) free 5.7 MiB" in asked
+    shared = refusal(memory_utilization=0.001)
+    assert "(1) engine.memory_utilization: at least 0.01; (2) engine.kv_dtype: int8" in shared
+
+
+def test_static_reservation_needs_room_for_the_longest_sequence(tiny_folder) -> None:
+    config = EngineConfig(
+        max_model_len=64, num_blocks=7, block_size=8, reservation="static", **SMALL
+    )
+    message = r"for one sequence of 64 tokens: .* engine\.max_model_len: at most 56"
+    with pytest.raises(CapacityError, match=message):
+        Engine.load(tiny_folder(), config)
 
 
 def test_a_sampler_that_cannot_fit_names_the_numbers(scripted, monkeypatch) -> None:
@@ -239,7 +267,7 @@ def test_a_sampler_that_cannot_fit_names_the_numbers(scripted, monkeypatch) -> N
     assert needed == 10 * 256 * 272 * 4
     free = iter([10**9, needed - 1])
     monkeypatch.setattr(memory, "available_bytes", lambda: next(free))
-    message = r"sampling for 200 sequences from 272 tokens needs .* lower engine\.max_num_seqs"
+    message = r"200 sequences from 272 tokens: .* needed, .* engine\.max_num_seqs: at most 192"
     with pytest.raises(CapacityError, match=message):
         scripted({}, EngineConfig(max_model_len=64, max_num_seqs=200))
 
@@ -247,9 +275,10 @@ def test_a_sampler_that_cannot_fit_names_the_numbers(scripted, monkeypatch) -> N
 def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:
     shapes = {"a": (1024, 1024), "b": (1024,)}
     check_weights(shapes, dtype="float32", available=4 * (1024 * 1024 + 1024))
-    with pytest.raises(CapacityError, match=r"or engine\.dtype bfloat16") as error:
+    with pytest.raises(CapacityError, match=r"engine\.dtype: bfloat16, .* 8\.00 GiB") as error:
         check_weights({"a": (2**32,)}, dtype="float32", available=2**30)
-    assert "need 16.00 GiB in float32, 1.00 GiB are available" in str(error.value)
+    assert "in float32: 16.00 GiB needed, 1.00 GiB available" in str(error.value)
+    assert "at most 268,435,456 parameters" in str(error.value)
 
 
 def test_a_token_budget_below_the_lanes_is_refused(scripted) -> None:
@@ -330,34 +359,35 @@ def tiny_model_by(attention):
 def test_pools_that_the_kernels_cannot_address_become_smaller(
     monkeypatch, attention, kv_dtype, gib: float, shrinks: bool
 ) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: int(gib * 2**30))
     config = EngineConfig(memory_utilization=1.0, max_num_seqs=1, kv_dtype=kv_dtype)
     model = tiny_model_by(attention)
     monkeypatch.setattr(limits, "partials_bytes", lambda *_: 0)
-    found = limits.capacity(config, model, 2**28, kv_dtype=kv_dtype)
+    found = limits.capacity(config, model, 2**28, kv_dtype=kv_dtype, available=int(gib * 2**30))
     expected = 2**31 if shrinks else found.num_tokens * 128
     assert found.num_tokens * 128 == expected
     assert shrinks or found.num_bytes > 0.95 * gib * 2**30
 
 
-def test_blocks_asked_for_that_the_kernels_cannot_address_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: 2**36)
+def test_blocks_asked_for_that_the_kernels_cannot_address_are_refused() -> None:
     config = EngineConfig(num_blocks=3 * 2**19, kv_dtype="int8")
     message = r"1572864: .* int8 keys of 3\.00 GiB, .* at most 1048576 blocks, at least 2097153, or"
     with pytest.raises(CapacityError, match=message):
-        limits.capacity(config, tiny_model_by("triton"), 64, kv_dtype="int8")
+        limits.capacity(config, tiny_model_by("triton"), 64, kv_dtype="int8", available=2**36)
 
 
-def test_partial_results_of_long_contexts_are_taken_off_the_pool(monkeypatch) -> None:
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: 2**34)
+def test_partial_results_of_long_contexts_are_taken_off_the_pool() -> None:
     config = EngineConfig(memory_utilization=1.0, max_num_seqs=1)
     length = 2**26
     by_kernels, by_xla = (
-        limits.capacity(config, tiny_model_by(attention), length, kv_dtype="bfloat16")
+        limits.capacity(
+            config, tiny_model_by(attention), length, kv_dtype="bfloat16", available=2**34
+        )
         for attention in ("triton", "xla")
     )
     # 64 queries at least, 2 heads of 64 numbers and 2 more, a partition for 256 tokens.
     partials = 64 * 2 * length // 256 * 66 * 4
     assert abs(by_xla.num_bytes - by_kernels.num_bytes - partials) < 2**20
-    with pytest.raises(CapacityError, match="attention for 1 sequences of 268435456 tokens needs"):
-        limits.capacity(config, tiny_model_by("triton"), 2**28, kv_dtype="bfloat16")
+    with pytest.raises(CapacityError, match="attention for 1 sequences of 268,435,456 tokens: 33"):
+        limits.capacity(
+            config, tiny_model_by("triton"), 2**28, kv_dtype="bfloat16", available=2**34
+        )

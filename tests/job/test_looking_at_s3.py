@@ -1,10 +1,11 @@
-"""Status, verify and diff of an output in an object store, which has no lock to ask."""
+"""Status, verify, diff and compare of an output in an object store, which has no lock to ask."""
 
 import pytest
 from s3_server import s3_bucket, s3_filesystem, s3_options, s3_server  # noqa: F401  (fixtures)
 
 from jaxpaged.errors import OutputConflictError
 from jaxpaged.job import planned_job, rebuilt_report
+from jaxpaged.job.look.compare import compare
 from jaxpaged.job.look.diff import diff
 from jaxpaged.job.look.status import status
 from jaxpaged.job.look.verify import verify
@@ -29,6 +30,11 @@ def test_an_output_in_a_bucket_is_looked_at_like_a_folder(
     store, local = (planned_job.open_output(spec) for spec in (remote, make_spec(**sections)))
 
     assert diff(store, local).is_same
+    beside = compare(store, local)
+    assert (beside.a, beside.b) == (store.url, local.url)
+    assert [setting.name for setting in beside.settings] == [
+        f"storage.s3.{key}" for key in sorted(storage["s3"]) if key != "anonymous"
+    ]
     assert status(store).state == "finished"
     assert (verify(store).problems, verify(store).parts) == ((), 3)
     store.delete(output_view.REPORT)

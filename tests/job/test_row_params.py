@@ -56,7 +56,12 @@ BAD = [
     ("top_p", pa.float64(), 0.0, "top_p must be above 0 and at most 1, got 0.0"),
     ("min_p", pa.float64(), 1.5, "min_p must be from 0 to 1, got 1.5"),
     ("typical_p", pa.float64(), 2.0, "typical_p must be above 0 and at most 1, got 2.0"),
-    ("repetition_penalty", pa.float64(), 0.0, "repetition_penalty must be above 0, to 10,000"),
+    (
+        "repetition_penalty",
+        pa.float64(),
+        0.0,
+        "repetition_penalty must be above 0 and at most 10,0",
+    ),
     ("presence_penalty", pa.float64(), INF, "presence_penalty must be from -10,000 to"),
     ("frequency_penalty", pa.float64(), -1e5, "frequency_penalty must be from -10,000 to"),
     ("seed", pa.int64(), -1, "seed must be from 0 to"),

@@ -127,7 +127,8 @@ def test_the_engine_s_defaults_are_those_of_its_keys():
 
     keys = {name: field.default for name, field in EngineSpec.model_fields.items()}
     assert {name: fields[name] for name in keys} == keys
-    assert fields.keys() - keys.keys() == {"watermark", "compilation_cache", "seed"}
+    others = {"watermark", "reservation", "compilation_cache", "seed"}
+    assert fields.keys() - keys.keys() == others
 
 
 def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
@@ -163,12 +164,18 @@ def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
         ("sampling: {bad_words: ['']}", r"sampling.bad_words: must be non-empty strings"),
         ("sampling: {bad_words: [no, 5]}", r"bad_words\[1\]: expected text, found 5; put it in q"),
         ("sampling: {typical_p: 0}", r"sampling.typical_p: must be above 0 and at most 1, got 0"),
-        ("sampling: {repetition_penalty: 0}", r"repetition_penalty: must be above 0, to 10,000"),
+        (
+            "sampling: {repetition_penalty: 0}",
+            r"repetition_penalty: must be above 0 and at most 10,0",
+        ),
         ("sampling: {presence_penalty: .nan}", r"presence_penalty: must be from -10,000 to 10,000"),
         ("sampling: {frequency_penalty: 1e5}", r"frequency_penalty: must be from -10,000 to"),
         ("sampling: {frequency_penalties: 1}", r"unknown key; did you mean frequency_penalty\?"),
-        ("sampling: {logprobs: 21}", r"sampling.logprobs: must be 0 to 20, got 21"),
-        ("sampling: {prompt_logprobs: -1}", r"sampling.prompt_logprobs: must be 0 to 20, got -1"),
+        ("sampling: {logprobs: 21}", r"sampling.logprobs: must be from 0 to 20, got 21"),
+        (
+            "sampling: {prompt_logprobs: -1}",
+            r"sampling.prompt_logprobs: must be from 0 to 20, got -1",
+        ),
         ("sampling: {logprobs: true}", r"logprobs: expected a whole number, found true"),
         ("sampling: {logit_bias: [[5, 1]]}", r":6: sampling.logit_bias: expected token ids with n"),
         ("sampling: {logit_bias: {the: 1}}", r"logit_bias: expected a token id, found 'the'"),
@@ -189,9 +196,9 @@ def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
             r'early_stopping: expected true, false or "never", found',
         ),
         ("sampling: {early_stopping: null}", r'expected true, false or "never", found None'),
-        ("sampling: {n: 0}", r"sampling.n: must be 1 to 256, got 0"),
-        ("sampling: {n: 2, best_of: 0}", r"sampling.best_of: must be n to 256, got 0"),
-        ("sampling: {beam_width: 17}", r"sampling.beam_width: must be n to 16, got 17"),
+        ("sampling: {n: 0}", r"sampling.n: must be from 1 to 256, got 0"),
+        ("sampling: {n: 2, best_of: 0}", r"sampling.best_of: must be from n to 256, got 0"),
+        ("sampling: {beam_width: 17}", r"sampling.beam_width: must be from n to 16, got 17"),
         (
             "sampling: {n: 3, best_of: 2, temperature: 1}",
             r":6: sampling: n is 3, but best_of is 2; n of them are kept, so best_of must be at l",

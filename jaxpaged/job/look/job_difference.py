@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from jaxpaged.job.output.history import History
+from jaxpaged.job.output.history import History, Revision
 
 _MAX_CHARS = 80
 _MAX_FILES = 10
@@ -13,15 +13,20 @@ def differences(a: History, b: History) -> list[str]:
 
     Each says what it is in the first job and in the second one.
     """
-    return [*_changed(_facts(a), _facts(b)), *_changed_files(a, b)]
+    return [*_changed(_facts(a), _facts(b)), *changed_files(a, b)]
+
+
+def describe(retry: Revision) -> str:
+    """What a retry was asked, on one line."""
+    settings = "".join(f", {key}={value!r}" for key, value in retry.settings.items())
+    return f"retry where {retry.where}{settings}"
 
 
 def _facts(known: History) -> dict[str, object]:
     facts: dict[str, object] = dict(known.job.result_keys)
     facts |= {f"the model's {part}": value for part, value in known.job.model.items()}
     for retry in known.retries:
-        settings = "".join(f", {key}={value!r}" for key, value in retry.settings.items())
-        facts[f"revision {retry.number}"] = f"retry where {retry.where}{settings}"
+        facts[f"revision {retry.number}"] = describe(retry)
     return facts
 
 
@@ -31,8 +36,9 @@ def _changed(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[str]:
             yield f"{key}: {_show(a.get(key))} -> {_show(b.get(key))}"
 
 
-def _changed_files(a: History, b: History) -> list[str]:
-    """Files of one name whose rows may have the same addresses and yet be other rows."""
+def changed_files(a: History, b: History) -> list[str]:
+    """A line for each input file of one name whose rows have the same addresses and may yet be
+    other rows; the first few."""
     others = {file.name: file.content for file in b.files}
     changed = [
         f"input file {file.name}: other bytes"

@@ -1,0 +1,43 @@
+"""What does not fit, said in one way: what is needed, what there is, the cheapest changes."""
+
+from collections.abc import Sequence
+
+from jaxpaged.cache.capacity import PoolCapacity
+from jaxpaged.errors import CapacityError
+
+MOST_CHANGES = 3
+
+
+def shortage(
+    what: str, *, needed: int, available: int, changes: Sequence[str], where: str = ""
+) -> CapacityError:
+    """The error.
+
+    Args:
+        what: Is too large, with its numbers.
+        needed: Bytes.
+        available: Bytes.
+        changes: What would help, the cheapest first; the first three are shown.
+        where: What the memory must be free beside.
+    """
+    beside = f" beside {where}" if where else ""
+    listed = "; ".join(f"({at}) {text}" for at, text in enumerate(changes[:MOST_CHANGES], start=1))
+    return CapacityError(
+        f"{what}: {size(needed)} needed, {size(available)} available{beside}. "
+        f"Cheapest changes: {listed}"
+    )
+
+
+def size(num_bytes: int) -> str:
+    """The number as people read it."""
+    if num_bytes < 2**30 / 10:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def pool_text(capacity: PoolCapacity, max_model_len: int) -> str:
+    """What a pool holds, in a few words."""
+    return (
+        f"{capacity.num_blocks:,} blocks, {capacity.num_tokens:,} tokens, "
+        f"{capacity.concurrent(max_model_len):,} requests of {max_model_len:,}"
+    )

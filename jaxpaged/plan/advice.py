@@ -1,0 +1,130 @@
+"""What to change where a job does not fit, or fits badly: in the order of what it costs, with the
+pool after each change."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from jaxpaged.cache.capacity import PoolCapacity, blocks_for
+from jaxpaged.config import EngineConfig, KVDType
+from jaxpaged.engine import limits, memory
+from jaxpaged.engine.device import Place
+from jaxpaged.errors import CapacityError
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.plan.cards import CARDS
+
+_HIGH_SHARE = 0.9
+_NARROW: KVDType = "int8"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change, alone, and what comes of it.
+
+    Attributes:
+        text: The key and its new value, or what else.
+        num_blocks: Blocks of the pool then; 0 if it still does not fit.
+        num_tokens: Token slots then.
+        concurrent: Requests of the longest length then, all at once.
+    """
+
+    text: str
+    num_blocks: int
+    num_tokens: int
+    concurrent: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What changes are made to.
+
+    Attributes:
+        config: The settings.
+        model: The model's shape.
+        kv_dtype: How keys and values are stored.
+        max_model_len: Most tokens of a sequence.
+        longest: Tokens of the longest row with its completion.
+        place: The device, and the bytes free on it without the weights.
+        weights_bytes: Of the weights.
+        workspace_bytes: Temporary memory that the pool leaves room for.
+    """
+
+    config: EngineConfig
+    model: ModelConfig
+    kv_dtype: KVDType
+    max_model_len: int
+    longest: int
+    place: Place
+    weights_bytes: int
+    workspace_bytes: int
+
+
+def changes(situation: Situation) -> tuple[Change, ...]:
+    """The changes that apply, the cheapest first."""
+    return tuple(_changes(situation))
+
+
+def _changes(now: Situation) -> Iterator[Change]:
+    if now.config.num_blocks is not None:
+        # All that follows would change nothing as long as the number is fixed.
+        config = dataclasses.replace(now.config, num_blocks=None)
+        now = dataclasses.replace(now, config=config)
+        yield _change(now, "engine.num_blocks: left out, as in the lines below")
+    config, shape = now.config, now.model
+    length = -(-max(2, now.longest) // config.block_size) * config.block_size
+    if length < now.max_model_len:
+        yield _change(
+            now, f"engine.max_model_len: {length:,}, the longest row's", max_model_len=length
+        )
+    if config.num_blocks is None and config.memory_utilization < _HIGH_SHARE:
+        share = dataclasses.replace(config, memory_utilization=_HIGH_SHARE)
+        yield _change(now, f"engine.memory_utilization: {_HIGH_SHARE}", config=share)
+    if config.max_num_seqs > 1:
+        halved = dataclasses.replace(config, max_num_seqs=-(-config.max_num_seqs // 2))
+        # Fewer lanes take less temporary memory, and need fewer blocks.
+        yield _change(now, f"engine.max_num_seqs: {halved.max_num_seqs}", config=halved)
+    if now.kv_dtype in ("float32", "bfloat16", "float16"):
+        yield _change(now, f"engine.kv_dtype: {_NARROW}", kv_dtype=_NARROW)
+    if shape.num_kv_heads == shape.num_heads and shape.num_heads % 4 == 0:
+        grouped = dataclasses.replace(shape, num_kv_heads=shape.num_heads // 4)
+        text = f"a model with {grouped.num_kv_heads} KV heads instead of {shape.num_kv_heads}"
+        yield _change(now, f"{text} (GQA)", model=grouped)
+    for name, card in CARDS.items():
+        if card.available_bytes > now.place.available_bytes:
+            place = Place(card.device, card.available_bytes)
+            change = _change(now, f"a bigger card: {name}", place=place)
+            if change.num_blocks:
+                yield change
+                return
+
+
+def _change(
+    now: Situation,
+    text: str,
+    *,
+    config: EngineConfig | None = None,
+    model: ModelConfig | None = None,
+    kv_dtype: KVDType | None = None,
+    max_model_len: int | None = None,
+    place: Place | None = None,
+) -> Change:
+    config, model = config or now.config, model or now.model
+    place, kv_dtype = place or now.place, kv_dtype or now.kv_dtype
+    length = max_model_len or now.max_model_len
+    workspace = now.workspace_bytes
+    if config.max_num_seqs != now.config.max_num_seqs:
+        workspace = limits.workspace_bytes(config.max_num_seqs, model.vocab_size)
+    try:
+        pool = memory.resolve_capacity(
+            config,
+            available=max(0, place.available_bytes - now.weights_bytes - workspace),
+            bytes_per_token=limits.token_bytes(model, kv_dtype),
+            max_model_len=length,
+        )
+    except CapacityError:
+        pool = PoolCapacity(num_blocks=0, block_size=config.block_size, bytes_per_token=1)
+    return Change(
+        text=text,
+        num_blocks=pool.num_blocks,
+        num_tokens=pool.num_tokens,
+        concurrent=pool.num_blocks // max(1, blocks_for(min(now.longest, length), pool.block_size)),
+    )
