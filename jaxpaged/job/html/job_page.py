@@ -72,14 +72,17 @@ def _messages(report: JobReport) -> Iterator[Messages]:
 
 def _figures(report: JobReport) -> Iterator[Figure]:
     output, run = report.output, report.run
-    yield Figure(name="rows", value=f"{output.rows:,}", note=f"of {report.input_rows:,}")
+    of = f"of {report.input_rows:,}"
+    # Others may be finished, too, and in no part yet.
+    of += " are in finished parts" if output.rows < report.input_rows else ""
+    yield Figure(name="rows", value=f"{output.rows:,}", note=of)
     failed = f"{output.error_share:.1%} of the rows" if output.rows else ""
     yield Figure(name="failed", value=f"{report.num_errors:,}", note=failed)
     for score in report.scores[:1]:
         overall = score.overall
         share = "not scored" if overall.mean is None else f"{overall.mean:.1%}"
-        of = f"{overall.correct:,} of {overall.scored:,}"
-        yield Figure(name=score.metric, value=share, note=of)
+        right = f"{overall.correct:,} of {overall.scored:,}"
+        yield Figure(name=score.metric, value=share, note=right)
     tokens = f"{numbers.short(output.completion_tokens)}"
     yield Figure(name="tokens out", value=tokens, note=f"{numbers.short(output.prompt_tokens)} in")
     sampled = run.engine.get("sampled_tokens", 0)
