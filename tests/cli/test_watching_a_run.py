@@ -141,11 +141,7 @@ def test_quiet_writes_nothing_about_a_run_that_ends_well(job) -> None:
 
 def test_a_bug_is_told_with_its_traceback() -> None:
     script = (
-        "import sys\n"
-        "import jaxpaged.job.runner\n"
-        "del jaxpaged.job.runner.run_job\n"
         "import jaxpaged.job.spec\n"
-        "jaxpaged.job.runner.run_job = None\n"
         "jaxpaged.job.spec.JobSpec.from_file = None\n"
         "from jaxpaged.cli import main\n"
         "main(['run', 'job.yaml', '--log-format', 'json'])\n"
