@@ -61,7 +61,7 @@ class Run:
         try:
             self._complete(work, engine)
         except BaseException as error:
-            state = _end_state(error)
+            state = end_state(error)
             self._folder.attempt.ends(state, str(error).splitlines()[0] if str(error) else "")
             # What ended the run matters more than its report, which a full disk refuses too.
             with contextlib.suppress(JobError):
@@ -192,7 +192,8 @@ def make_report(
     )
 
 
-def _end_state(error: BaseException) -> JobState:
+def end_state(error: BaseException) -> JobState:
+    """How a run ended that was ended by an error."""
     if isinstance(error, JobInterrupted | KeyboardInterrupt):
         return "stopped"
     return "too many row errors" if isinstance(error, TooManyRowErrors) else "failed"
