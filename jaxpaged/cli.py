@@ -1,5 +1,6 @@
 """The command line. Imports what a command needs inside the command, so that help is instant."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -7,13 +8,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Literal, ParamSpec
 
 import click
 from click.shell_completion import CompletionItem
 
 from jaxpaged._version import VERSION
-from jaxpaged.errors import JaxPagedError
+from jaxpaged.errors import ConfigError, JaxPagedError
 
 if TYPE_CHECKING:
     import rich.console
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from jaxpaged.job.report import JobReport
     from jaxpaged.storage.options import StorageOptions
     from jaxpaged.storage.store import Store
+
+    _Start = Callable[[Progress, StopRequest], JobReport | None]
 
 _P = ParamSpec("_P")
 
@@ -56,6 +59,66 @@ _STORAGE = click.option(
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+_QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
+_LOG_FORMAT = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What progress and errors on stderr are: text for people, or one JSON object a line.",
+)
+
+_METRICS_PORT = click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve live metrics for Prometheus on this port while the job runs; 0 takes a free one.",
+)
+
+_METRICS_HOST = click.option(
+    "--metrics-host",
+    help="The address to serve them on, by default 127.0.0.1; 0.0.0.0 shows them to everyone who "
+    "reaches this machine.",
+)
+
+_STOPPING = "stopping after this step; once more to stop at once"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Show:
+    """How a run is shown while it runs."""
+
+    quiet: bool
+    log_format: Literal["text", "json"]
+    metrics_port: int | None
+    metrics_host: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What ended a command; the traceback is there if it should not have happened."""
+
+    exit_code: int
+    message: str
+    traceback: str | None = None
+
+
+def _failure(error: BaseException) -> _Failure | None:
+    """What the error comes to; None for those that click knows how to end on."""
+    if isinstance(error, JaxPagedError):
+        return _Failure(exit_code=error.exit_code, message=str(error))
+    if isinstance(error, KeyboardInterrupt):
+        return _Failure(exit_code=128 + signal.SIGINT, message="interrupted")
+    not_ours = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
+    if isinstance(error, not_ours) or not isinstance(error, Exception):
+        return None
+    message = f"a bug in jaxpaged {VERSION}; please report it with its traceback"
+    return _Failure(
+        exit_code=1,
+        message=message,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
 
 def _complete_folder(
     ctx: click.Context, param: click.Parameter, incomplete: str
@@ -80,19 +143,15 @@ def _ends_well(command: Callable[_P, int]) -> Callable[_P, None]:
                 stream.reconfigure(errors="replace")
         try:
             code = command(*args, **kwargs)
-        except JaxPagedError as error:
-            click.echo(f"error: {error}", err=True)
-            code = error.exit_code
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            code = 128 + signal.SIGINT
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click knows how to end on these
-        except Exception:
-            click.echo(traceback.format_exc(), err=True)
-            message = f"error: a bug in jaxpaged {VERSION}; please report it with the lines above"
-            click.echo(message, err=True)
-            code = 1
+        except BaseException as error:
+            failure = _failure(error)
+            if failure is None:
+                raise
+            if failure.traceback is not None:
+                click.echo(failure.traceback, err=True)
+            prefix = "" if isinstance(error, KeyboardInterrupt) else "error: "
+            click.echo(f"{prefix}{failure.message}", err=True)
+            code = failure.exit_code
         sys.exit(code)
 
     return wrapper
@@ -117,7 +176,10 @@ def main() -> None:
 @click.option(
     "--verify-weights", is_flag=True, help="Let every byte of the weights count, not the headers."
 )
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_LOG_FORMAT
+@_METRICS_PORT
+@_METRICS_HOST
+@_QUIET
 @_ends_well
 def run(
     job: str,
@@ -126,6 +188,9 @@ def run(
     extend: bool,
     repair: bool,
     verify_weights: bool,
+    log_format: Literal["text", "json"],
+    metrics_port: int | None,
+    metrics_host: str | None,
     quiet: bool,
 ) -> int:
     """Run the job in the file JOB, or continue it where it ended early.
@@ -142,13 +207,21 @@ def run(
     from jaxpaged.job.runner import run_job
     from jaxpaged.job.spec import JobSpec
 
-    spec = JobSpec.from_file(job, overrides)
     options = RunOptions(extends=extend, repairs=repair, verifies_weights=verify_weights)
 
     def start(progress: "Progress", should_stop: "StopRequest") -> "JobReport":
+        spec = JobSpec.from_file(job, overrides)
         return run_job(spec, progress=progress, should_stop=should_stop, options=options)
 
-    return _run(start, quiet=quiet)
+    return _run(
+        start,
+        _Show(
+            quiet=quiet,
+            log_format=log_format,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+        ),
+    )
 
 
 @main.command()
@@ -162,7 +235,10 @@ def run(
     help="Change a key of the job for these rows, as in sampling.max_tokens=4096.",
 )
 @_STORAGE
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@_LOG_FORMAT
+@_METRICS_PORT
+@_METRICS_HOST
+@_QUIET
 @_ends_well
 def retry(
     out: str,
@@ -170,6 +246,9 @@ def retry(
     overrides: tuple[str, ...],
     settings: tuple[str, ...],
     *,
+    log_format: Literal["text", "json"],
+    metrics_port: int | None,
+    metrics_host: str | None,
     quiet: bool,
 ) -> int:
     """Redo chosen rows of the finished job in OUT as a new revision; all others stay bit for bit.
@@ -184,9 +263,8 @@ def retry(
     """
     from jaxpaged.job.retry import retry_job
 
-    place, storage = _place(out, settings)
-
     def start(progress: "Progress", should_stop: "StopRequest") -> "JobReport | None":
+        place, storage = _place(out, settings)
         return retry_job(
             place,
             where=where,
@@ -196,7 +274,15 @@ def retry(
             should_stop=should_stop,
         )
 
-    return _run(start, quiet=quiet)
+    return _run(
+        start,
+        _Show(
+            quiet=quiet,
+            log_format=log_format,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+        ),
+    )
 
 
 @main.command()
@@ -467,26 +553,86 @@ def version() -> int:
     return 0
 
 
-def _run(start: "Callable[[Progress, StopRequest], JobReport | None]", *, quiet: bool) -> int:
+def _run(start: "_Start", show: _Show) -> int:
     """Runs a job until it ends or is interrupted; prints what it gave; returns the exit code."""
-    from jaxpaged.job import report_table
+    return _run_in_json(start, show) if show.log_format == "json" else _run_in_text(start, show)
+
+
+def _run_in_text(start: "_Start", show: _Show) -> int:
     from jaxpaged.job.interrupt import JobInterrupted, StopRequest
 
-    stop = StopRequest(on_first=_say_stopping)
+    stop = StopRequest(on_first=lambda: click.echo(_STOPPING, err=True))
     try:
-        with stop:
-            result = start(_progress(quiet), stop)
+        result = _watched(start, show, _progress(show.quiet), stop)
     except JobInterrupted as error:
         click.echo(f"interrupted: {error}", err=True)
         return stop.exit_code
+    _show_result(result, quiet=show.quiet)
+    return _exit_code(result)
+
+
+def _run_in_json(start: "_Start", show: _Show) -> int:
+    from jaxpaged.job.interrupt import JobInterrupted, StopRequest
+    from jaxpaged.job.json_log import JsonLog, JsonProgress
+    from jaxpaged.job.progress import SilentProgress
+    from jaxpaged.job.run import end_state
+
+    log = JsonLog(lambda line: click.echo(line, err=True))
+    stop = StopRequest(on_first=lambda: log.write("note", {"message": _STOPPING}))
+    progress = SilentProgress() if show.quiet else JsonProgress(log)
+    with log.takes_warnings():
+        try:
+            result = _watched(start, show, progress, stop)
+        except BaseException as error:
+            failure = _failure(error)
+            if failure is None:
+                raise
+            code = stop.exit_code if isinstance(error, JobInterrupted) else failure.exit_code
+            log.fails(
+                end_state(error),
+                exit_code=code,
+                message=failure.message,
+                traceback=failure.traceback,
+            )
+            return code
+        if not show.quiet:
+            log.ends(result, exit_code=_exit_code(result))
+    _show_result(result, quiet=show.quiet)
+    return _exit_code(result)
+
+
+def _watched(
+    start: "_Start", show: _Show, progress: "Progress", stop: "StopRequest"
+) -> "JobReport | None":
+    """Runs a job that signals can stop and whose metrics can be looked at, if that is wanted."""
+    from jaxpaged.job import metrics_server
+    from jaxpaged.job.metrics_progress import MetricsProgress
+
+    with stop:
+        if show.metrics_port is not None:
+            watched = MetricsProgress(progress)
+            host = show.metrics_host or "127.0.0.1"
+            with metrics_server.serve(watched, host=host, port=show.metrics_port) as url:
+                watched.note(f"live metrics at {url}")
+                return start(watched, stop)
+        if show.metrics_host is not None:
+            raise ConfigError("--metrics-host shows nothing without --metrics-port; give both")
+        return start(progress, stop)
+
+
+def _show_result(result: "JobReport | None", *, quiet: bool) -> None:
+    from jaxpaged.job import report_table
+
     if result is None:
         click.echo("no row is chosen, nothing to do")
-        return 0
-    if not quiet:
+    elif not quiet:
         if result.state == "already finished":
             click.echo(f"already finished, nothing to do: {result.output.path}")
         report_table.show(result, _console())
-    return 6 if result.state == "retry unfinished" else 0
+
+
+def _exit_code(result: "JobReport | None") -> int:
+    return 6 if result is not None and result.state == "retry unfinished" else 0
 
 
 def _place(out: str, settings: tuple[str, ...]) -> "tuple[str, StorageOptions | None]":
@@ -533,7 +679,3 @@ def _console() -> "rich.console.Console":
 
     console = rich.console.Console()
     return console if console.is_terminal else rich.console.Console(width=1000)
-
-
-def _say_stopping() -> None:
-    click.echo("stopping after this step; once more to stop at once", err=True)

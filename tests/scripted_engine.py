@@ -5,8 +5,13 @@ import math
 import time
 from collections.abc import Callable
 
+from jaxpaged.histogram import Histogram
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, Request, TokenLogprob
+
+
+def _times() -> Histogram:
+    return Histogram(bounds=[0.1, 1.0])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -15,18 +20,32 @@ class ScriptedStats:
 
     device: str = "none"
     dtype: str = "float32"
+    kv_dtype: str = "float32"
     implementation: str = "scripted"
     num_blocks: int = 8
     running: int = 0
     waiting: int = 0
+    swapped: int = 0
     used_blocks: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     sampled_tokens: int = 0
     padding_tokens: int = 0
     live_slot_steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    evictions: int = 0
+    copied_blocks: int = 0
+    recomputes: int = 0
+    swaps: int = 0
+    starved_steps: int = 0
+    executables: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    prefill_times: Histogram = dataclasses.field(default_factory=_times)
+    decode_times: Histogram = dataclasses.field(default_factory=_times)
+    host_seconds: float = 0.0
+    compile_seconds: float = 0.0
     steps: int = 0
 
 

@@ -307,6 +307,7 @@ class Engine:
         """Takes the figures of this moment over."""
         stats, usage, blocks = self.stats, self._scheduler.usage(), self._blocks
         stats.running, stats.waiting = usage.running, usage.waiting
+        stats.swapped = usage.swapped
         stats.recomputes, stats.swaps = usage.recomputes, usage.swaps
         stats.used_blocks = usage.used_blocks
         stats.peak_used_blocks = max(stats.peak_used_blocks, usage.used_blocks)
@@ -338,9 +339,11 @@ class Engine:
         if any(chunk.length > 1 or chunk.start == 0 for chunk in plan.chunks):
             stats.prefill_tokens += plan.num_tokens
             stats.prefill_seconds += seconds
+            stats.prefill_times.add(seconds)
         else:
             stats.decode_tokens += plan.num_tokens
             stats.decode_seconds += seconds
+            stats.decode_times.add(seconds)
         stats.host_seconds += max(0.0, seconds - waited)
         self._count_executables()
         if stats.prefill_tokens:

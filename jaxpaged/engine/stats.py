@@ -2,6 +2,17 @@
 
 import dataclasses
 
+from jaxpaged.histogram import Histogram
+
+_STEP_BOUNDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
+)
+
+
+def _step_times() -> Histogram:
+    return Histogram(bounds=list(_STEP_BOUNDS))
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class EngineStats:
@@ -28,6 +39,8 @@ class EngineStats:
         prefill_seconds: Time of steps that had a prefill in them, from the end of the step before
             to their own.
         decode_seconds: The same of steps that only decoded.
+        prefill_times: The steps of `prefill_seconds` by their seconds.
+        decode_times: The steps of `decode_seconds` by their seconds.
         host_seconds: Time the host worked while there was work for the device: scheduling, batch
             building, text, stop strings, and what the caller does before it steps again.
         starved_steps: Steps before which the device had run out of work.
@@ -40,7 +53,8 @@ class EngineStats:
         evictions: Blocks that the prefix cache gave up for others.
         copied_blocks: Shared blocks that were copied because a sequence wrote to them.
         running: Sequences that hold blocks.
-        waiting: Sequences that wait for admission.
+        waiting: Sequences that wait for admission, swapped ones included.
+        swapped: Those of them whose keys and values are in host memory.
         used_blocks: Blocks in use.
         peak_used_blocks: Most blocks in use in any step.
         live_slot_steps: Computed tokens of running sequences, summed over steps; one whose slot
@@ -66,6 +80,8 @@ class EngineStats:
     padding_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    prefill_times: Histogram = dataclasses.field(default_factory=_step_times)
+    decode_times: Histogram = dataclasses.field(default_factory=_step_times)
     host_seconds: float = 0.0
     compile_seconds: float = 0.0
     executables: int = 0
@@ -78,6 +94,7 @@ class EngineStats:
     copied_blocks: int = 0
     running: int = 0
     waiting: int = 0
+    swapped: int = 0
     used_blocks: int = 0
     peak_used_blocks: int = 0
     live_slot_steps: int = 0

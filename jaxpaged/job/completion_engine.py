@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from jaxpaged.histogram import Histogram
 from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
 from jaxpaged.request import Completion, Request
 
@@ -10,25 +11,40 @@ from jaxpaged.request import Completion, Request
 class LiveStats(Protocol):
     """The counters a progress display and a report read; see `jaxpaged.engine.stats`.
 
-    A dataclass: the report takes every field it has.
+    A dataclass: the report takes every field it has. Another thread may read them while the
+    engine works: each is right, if not all of the same step.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     device: str
     dtype: str
+    kv_dtype: str
     implementation: str
     num_blocks: int
     steps: int
     running: int
     waiting: int
+    swapped: int
     used_blocks: int
     prefill_tokens: int
     decode_tokens: int
     sampled_tokens: int
     padding_tokens: int
     live_slot_steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    evictions: int
+    copied_blocks: int
+    recomputes: int
+    swaps: int
+    starved_steps: int
+    executables: int
     prefill_seconds: float
     decode_seconds: float
+    prefill_times: Histogram
+    decode_times: Histogram
+    host_seconds: float
+    compile_seconds: float
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxpaged.job import units
+from jaxpaged.job import outcomes, units
 from jaxpaged.job.completion_engine import CompletionEngine
 from jaxpaged.job.input.row_batch import Row, RowBatch
 from jaxpaged.job.output.journal import Journal
@@ -81,6 +81,7 @@ class Feeder:
         num_resumed: Those of them whose result was in the journal.
         num_errors: Those of them that ended in an error.
         num_skipped: Those of them that were passed over, as the job wants it.
+        outcomes: All rows by how they ended.
         num_special: Rows so far whose text reads like a special token.
         first_errors: The first of the errors, as address and code.
         slow_rows: The rows that were with the engine longest.
@@ -117,6 +118,7 @@ class Feeder:
         self.num_resumed = 0
         self.num_errors = 0
         self.num_skipped = 0
+        self.outcomes = outcomes.zeros()
         self.num_special = 0
         self.first_errors: list[str] = []
         self.slow_rows = SlowRows()
@@ -281,6 +283,7 @@ class Feeder:
     def _finish(self, row: int, result: RowResult, place: str) -> None:
         self._window.set_result(row, result)
         self.num_rows += 1
+        self.outcomes[result.finish_reason, result.error_code] += 1
         self.num_skipped += result.skip_reason is not None
         if result.error_code is not None:
             self.num_errors += 1

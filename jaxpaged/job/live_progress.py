@@ -1,10 +1,10 @@
 """How far a running job is, remembered for other processes: the heartbeat of its attempt."""
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxpaged.job import progress
 from jaxpaged.job.progress import Progress, RecentRates, Snapshot
 
 _SECONDS = 0.5
@@ -56,10 +56,4 @@ class LiveProgress:
         self._shown.end()
 
     def _remember(self, snapshot: Snapshot) -> None:
-        self._facts = {
-            "total": self._total,
-            **dataclasses.asdict(snapshot),
-            "rows_per_second": self._rates.per_second("new_rows"),
-            "tokens_per_second": self._rates.per_second("completion_tokens"),
-            "seconds_left": self._rates.seconds_left(snapshot, self._total),
-        }
+        self._facts = progress.facts(snapshot, self._rates, self._total)

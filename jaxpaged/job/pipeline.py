@@ -233,6 +233,8 @@ class Pipeline:
             waiting=stats.waiting,
             used_blocks=stats.used_blocks,
             num_blocks=stats.num_blocks,
+            outcomes=self.feeder.outcomes,
+            engine=stats,
         )
 
 

@@ -1,19 +1,22 @@
 """How far a running job is, for people: a bar on a terminal, now and then a line elsewhere.
 
-Knows numbers only, neither the engine nor the rows.
+Knows numbers only, neither what the engine does nor the rows.
 """
 
 import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import rich.console
 import rich.live
 import rich.progress
 import rich.text
+
+from jaxpaged.job.completion_engine import LiveStats
+from jaxpaged.job.outcomes import Outcome
 
 _RECENT_SECONDS = 60.0
 _LINE_SECONDS = 10.0
@@ -34,6 +37,8 @@ class Snapshot:
         used_blocks: Blocks of the pool in use.
         num_blocks: Blocks of the pool.
         skipped: Rows that were passed over.
+        outcomes: Rows of this run, resumed ones included, by how they ended; goes on counting.
+        engine: The engine's counters, which go on too.
     """
 
     rows: int
@@ -46,11 +51,22 @@ class Snapshot:
     used_blocks: int
     num_blocks: int
     skipped: int = 0
+    outcomes: Mapping[Outcome, int] | None = None
+    engine: LiveStats | None = None
 
     @property
     def new_rows(self) -> int:
         """Rows that this run finished."""
         return self.rows - self.resumed
+
+    def figures(self) -> dict[str, int]:
+        """The numbers of this moment, by name."""
+        return {name: getattr(self, name) for name in _FIGURES}
+
+
+_FIGURES = tuple(
+    field.name for field in dataclasses.fields(Snapshot) if field.name not in ("outcomes", "engine")
+)
 
 
 @runtime_checkable
@@ -211,6 +227,17 @@ class RecentRates:
         """How long the rows that are left take; None before any is finished."""
         rows_per_second = self.per_second("new_rows")
         return (total - snapshot.rows) / rows_per_second if rows_per_second > 0 else None
+
+
+def facts(snapshot: Snapshot, rates: RecentRates, total: int) -> dict[str, int | float | None]:
+    """The job's state in JSON's types: its numbers, speed, time left."""
+    return {
+        "total": total,
+        **snapshot.figures(),
+        "rows_per_second": rates.per_second("new_rows"),
+        "tokens_per_second": rates.per_second("completion_tokens"),
+        "seconds_left": rates.seconds_left(snapshot, total),
+    }
 
 
 def resumed_text(*, total: int, done: int, journaled: int) -> str:

@@ -63,7 +63,7 @@ class Run:
         try:
             self._complete(work, engine)
         except BaseException as error:
-            state, message = _end_state(error), str(error).splitlines()[0] if str(error) else ""
+            state, message = end_state(error), str(error).splitlines()[0] if str(error) else ""
             self._folder.attempt.ends(state, message)
             # What ended the run matters more than its report, which a full disk refuses too.
             with contextlib.suppress(JobError):
@@ -179,7 +179,8 @@ def make_report(job: PlannedJob, run: RunEnd) -> JobReport:
     return counted_report.make(folder, run)
 
 
-def _end_state(error: BaseException) -> JobState:
+def end_state(error: BaseException) -> JobState:
+    """How a run ended that was ended by an error."""
     if isinstance(error, JobInterrupted | KeyboardInterrupt):
         return "stopped"
     return "too many row errors" if isinstance(error, TooManyRowErrors) else "failed"

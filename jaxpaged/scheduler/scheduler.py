@@ -31,6 +31,7 @@ class Usage:
     Attributes:
         running: Sequences that hold blocks.
         waiting: Sequences that wait for admission, swapped ones included.
+        swapped: Those of them whose keys and values are in host memory.
         used_blocks: Blocks in use.
         computed_tokens: Tokens whose keys and values are in the pool.
         recomputes: Preemptions so far that dropped keys and values.
@@ -39,6 +40,7 @@ class Usage:
 
     running: int
     waiting: int
+    swapped: int
     used_blocks: int
     computed_tokens: int
     recomputes: int
@@ -116,6 +118,7 @@ class Scheduler:
         self._next_rank = 0
         # Their lanes are set with the next plan.
         self._touched: list[Sequence] = []
+        self._num_swapped = 0
         self._num_recomputes = 0
         self._num_swaps = 0
 
@@ -124,6 +127,7 @@ class Scheduler:
         return Usage(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._arrived),
+            swapped=self._num_swapped,
             used_blocks=self._blocks.allocator.num_used,
             computed_tokens=sum(s.num_computed for s in self._running),
             recomputes=self._num_recomputes,
@@ -181,11 +185,16 @@ class Scheduler:
             self._waiting.remove(sequence)
         if sequence.status is SequenceStatus.SWAPPED:
             self._swaps.forget(sequence)
+            self._num_swapped -= 1
         sequence.status = SequenceStatus.FINISHED
 
     def check_integrity(self) -> None:
         """Proves the accounting of blocks and lanes over all unfinished sequences."""
         self._blocks.check_integrity(self.sequences())
+        swapped = sum(s.status is SequenceStatus.SWAPPED for s in self.sequences())
+        assert swapped == self._num_swapped, (
+            f"{swapped} sequences are swapped, {self._num_swapped} are counted"
+        )
         lanes = [sequence.lane for sequence in self._running]
         assert len({*lanes, *self._free_lanes}) == len(lanes) + len(self._free_lanes), (
             f"lanes {lanes} are in use, {self._free_lanes} are free: one is both or twice"
@@ -240,6 +249,7 @@ class Scheduler:
             draft.swap_outs.append(self._swap(sequence))
             sequence.status = SequenceStatus.SWAPPED
             self._num_swaps += 1
+            self._num_swapped += 1
         else:
             sequence.num_computed = 0
             sequence.status = SequenceStatus.WAITING
@@ -273,6 +283,7 @@ class Scheduler:
                 self._blocks.restore(sequence)
                 draft.swap_ins.append(self._swap(sequence))
                 self._swaps.forget(sequence)
+                self._num_swapped -= 1
             else:
                 # All blocks of the known tokens at once: chunks of a prompt never preempt.
                 sequence.num_computed = self._blocks.admit(sequence)

@@ -22,6 +22,9 @@ from jaxpaged.job.runner import run_job
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.model.checkpoint import open_checkpoint
 
+# How a run is shown.
+RUNNING = ("--quiet", "--log-format", "--metrics-port", "--metrics-host")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> pathlib.Path:
@@ -362,8 +365,8 @@ def test_every_help_has_an_example(command, flag):
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("run", ["--set", "--extend", "--repair", "--verify-weights", "--quiet"]),
-        ("retry", ["--where", "--set", "--storage", "--quiet"]),
+        ("run", ["--set", "--extend", "--repair", "--verify-weights", *RUNNING]),
+        ("retry", ["--where", "--set", "--storage", *RUNNING]),
         ("status", ["--storage", "--json"]),
         ("verify", ["--storage", "--json"]),
         ("diff", ["--storage", "--json"]),

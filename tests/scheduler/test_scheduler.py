@@ -206,10 +206,11 @@ def test_a_swapped_sequence_keeps_what_is_computed_and_comes_back() -> None:
     assert len(plan.swap_outs[0].block_ids) == 2
     assert young.status is SequenceStatus.SWAPPED
     assert young.num_computed == 8
+    assert (scheduler.usage().waiting, scheduler.usage().swapped) == (1, 1)
     plan = step(scheduler)
     assert [swap.sequence for swap in plan.swap_ins] == [young]
     assert lengths(plan) == [(1, 1)]
-    assert scheduler.usage().swaps == 1
+    assert (scheduler.usage().swaps, scheduler.usage().swapped) == (1, 0)
 
 
 def test_a_waiting_sequence_can_be_taken_out() -> None:
