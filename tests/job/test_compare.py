@@ -136,7 +136,7 @@ def test_shares_and_rates_are_made_of_the_engine_s_counters(run):
         "recomputes": 3,
         "compile_seconds": 4.0,
     }
-    change(one, "run", "engine", **counters, device="cpu", implementation="xla")
+    change(one, "run", "engine", **counters, swaps=None, device="cpu", implementation="xla")
     more = {"prefill_seconds": 1.0, "live_slot_steps": 150, "recomputes": 0, "swaps": 1}
     change(two, "run", "engine", **counters | more, device="H100", implementation="triton")
     change(two, "versions", jax="9.9")
