@@ -65,6 +65,11 @@ class BeamGroup:
         self.prompt_scores = PromptScores(first.request)
         scheduler.add(first)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that running beams have in all."""
+        return sum(beam.num_output for beam in self._beams)
+
     def take(
         self, sequence: Sequence, token: int, sampled: Sampled, row: int
     ) -> list[Completion] | None:

@@ -125,20 +125,7 @@ class Engine:
             ConfigError: A setting does not suit the model.
             CapacityError: Weights or pool cannot fit into memory.
         """
-        config = config or EngineConfig()
-        if config.compilation_cache:
-            compile_cache.enable()
-        checkpoint = open_checkpoint(locate(str(model)))
-        place = device.here()
-        dtype = limits.dtype(config, place)
-        memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
-        decoder = weights.load(
-            checkpoint,
-            dtype=jnp.dtype(dtype),
-            layer_loop=layer_loop(place),
-            attention=attention.choose(config, checkpoint.config, device=place).implementation,
-        )
-        return cls(decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype))
+        return cls(*load_model(model, config or EngineConfig()))
 
     @property
     def description(self) -> str:
@@ -195,6 +182,10 @@ class Engine:
     def num_unfinished(self) -> int:
         """Requests queued or running, and rejected ones not handed out yet."""
         return len(self._groups) + len(self._rejected)
+
+    def num_tokens(self) -> dict[int, int]:
+        """Tokens that were sampled so far for each unfinished request."""
+        return {request_id: group.num_tokens for request_id, group in self._groups.items()}
 
     def step(self) -> list[Completion]:
         """Starts the next step and takes the result of the one before.
@@ -352,6 +343,32 @@ class Engine:
     def _count_executables(self) -> None:
         self.stats.compile_seconds = self._runner.compile_seconds
         self.stats.executables = self._runner.num_executables
+
+
+def load_model(
+    model: str | pathlib.Path, config: EngineConfig
+) -> tuple[Llama, Tokenizer, EngineConfig]:
+    """What an engine is made of: the decoder with its weights, the tokenizer, and the settings with
+    the weights' dtype.
+
+    Raises:
+        CheckpointError: The model's files are missing, damaged or of another architecture.
+        ConfigError: A setting does not suit the model.
+        CapacityError: The weights cannot fit into memory.
+    """
+    if config.compilation_cache:
+        compile_cache.enable()
+    checkpoint = open_checkpoint(locate(str(model)))
+    place = device.here()
+    dtype = limits.dtype(config, place)
+    memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
+    decoder = weights.load(
+        checkpoint,
+        dtype=jnp.dtype(dtype),
+        layer_loop=layer_loop(place),
+        attention=attention.choose(config, checkpoint.config, device=place).implementation,
+    )
+    return decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype)
 
 
 def layer_loop(place: Device) -> LayerLoop:

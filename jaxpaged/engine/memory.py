@@ -50,6 +50,14 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def used_bytes() -> int:
+    """Bytes in use on the default device: on a CPU what this process holds of main memory."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return resident_bytes()
+    return (device.memory_stats() or {}).get("bytes_in_use", 0)
+
+
 def give_back() -> None:
     """Returns to the system what was freed, of which compiling leaves hundreds of MiB.
 

@@ -44,6 +44,12 @@ class SampleGroup:
         self.prompt_scores = PromptScores(first.request)
         scheduler.add(first)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled so far and that the host knows."""
+        running = sum(sequence.num_output for sequence in self._generations)
+        return running + sum(completion.completion_tokens for completion in self._done)
+
     def take(
         self, sequence: Sequence, token: int, sampled: Sampled, row: int
     ) -> list[Completion] | None:

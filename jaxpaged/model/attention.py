@@ -83,10 +83,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "T M"], KVPool]:
         """The stream with this layer's attention added; the pool with the step's tokens in it."""
         place = layers.Place(layer, batch.num_tokens)
-        heads = (x.shape[0], -1, self.head_dim)
-        q = layers.rotate(self.q_proj(x, place).reshape(heads), rotary)
-        k = layers.rotate(self.k_proj(x, place).reshape(heads), rotary)
-        v = self.v_proj(x, place).reshape(heads)
+        q, k, v = self.project(x, place, rotary)
         pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
         attended = attend(
             pool,
@@ -98,6 +95,18 @@ class Attention(nnx.Module):
             implementation=self.implementation,
         )
         return self.o_proj(attended.reshape(x.shape[0], -1), place, added=stream), pool
+
+    def project(
+        self,
+        x: Float[Array, "T M"],
+        place: layers.Place,
+        rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+    ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
+        """Queries and keys, both rotated, and values."""
+        heads = (x.shape[0], -1, self.head_dim)
+        q = layers.rotate(self.q_proj(x, place).reshape(heads), rotary)
+        k = layers.rotate(self.k_proj(x, place).reshape(heads), rotary)
+        return q, k, self.v_proj(x, place).reshape(heads)
 
 
 def attend(

@@ -24,8 +24,8 @@ from pallas_kernels import Implementation
 
 LayerLoop = Literal["scan", "unrolled"]
 
-# The window of a layer without one: more keys than any sequence has.
-_ALL_KEYS = 2**30
+ALL_KEYS = 2**30
+"""The window of a layer without one: more keys than any sequence has."""
 
 
 class MLP(nnx.Module):
@@ -143,7 +143,7 @@ class Llama(nnx.Module):
         """The stream behind the last layer, for every token; the pool with the tokens in it."""
         x = self.embed_tokens[...][token_ids]
         rotary = layers.rotary_tables(positions, self.config)
-        windows = jnp.asarray([window or _ALL_KEYS for window in self.config.windows], jnp.int32)
+        windows = jnp.asarray([window or ALL_KEYS for window in self.config.windows], jnp.int32)
         if isinstance(self.layers, DecoderLayer):
             return _scan(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)
         return _unrolled(self.layers, pool, x, windows=windows, rotary=rotary, batch=batch)

@@ -57,12 +57,19 @@ def find(text: str) -> Card:
     """
     if text.lower() in CARDS:
         return CARDS[text.lower()]
-    size = _SIZE.fullmatch(text.strip())
-    if size is None:
-        names = ", ".join(CARDS)
-        raise ConfigError(
-            f"--device: expected one of {names}, or a size such as 24GiB; found {text!r}"
-        )
-    num_bytes = int(float(size[1]) * _UNITS[size[2].lower()])
+    names = ", ".join(CARDS)
+    num_bytes = parse_size(text, "--device", expected=f"one of {names}, or a size such as 24GiB")
     device = Device(platform="gpu", name=f"a GPU with {text}", capability=_ASSUMED_CAPABILITY)
     return Card(device=device, memory_bytes=num_bytes)
+
+
+def parse_size(text: str, option: str, expected: str = "a size such as 256MiB") -> int:
+    """Bytes, from a number with a unit.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{option}: expected {expected}; found {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].lower()])

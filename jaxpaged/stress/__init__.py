@@ -1,0 +1,1 @@
+"""A load test before a job goes live: requests of chosen lengths, measured on the real engine."""

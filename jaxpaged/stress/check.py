@@ -1,0 +1,109 @@
+"""Whether completions of the paged engine are those of the decoder without a pool."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxpaged.config import KVDType
+from jaxpaged.model import unpaged
+from jaxpaged.model.llama import Llama
+from jaxpaged.request import Completion, Request
+from jaxpaged.shapes import AnyArray
+
+_TOLERANCES: dict[KVDType, float] = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
+"""How far the logit of a greedy token may be below the largest one, by how keys and values are
+stored: sums in another order, and in narrow formats their rounding. Wider roundings are only
+told."""
+
+# Lengths are padded to multiples of it: few programs serve all.
+_PADDING = 256
+_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What was compared.
+
+    Attributes:
+        requests: Requests whose completions were looked at.
+        tokens: Their tokens.
+        equal: Tokens that are the likeliest of the unpaged decoder, too.
+        largest_gap: How far the logit of a token was below the likeliest one's, at most.
+        tolerance: What counts as equal up to rounding; None where nothing is promised.
+    """
+
+    requests: int
+    tokens: int
+    equal: int
+    largest_gap: float
+    tolerance: float | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all tokens are the unpaged decoder's, up to rounding."""
+        return self.tolerance is None or self.largest_gap <= self.tolerance
+
+
+def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Completion]]) -> Check:
+    """Compares greedy completions with the likeliest tokens of the unpaged decoder.
+
+    Each token is judged behind the completion's own beginning, so that one tie does not spoil what
+    follows.
+    """
+    graph, weights = nnx.split(model)
+    gaps_of = jax.jit(_gaps, static_argnums=0)
+    requests = tokens = equal = 0
+    largest = 0.0
+    for request, completion in pairs:
+        ids = (*request.prompt_ids, *completion.token_ids)
+        padded = np.zeros(-(-len(ids) // _PADDING) * _PADDING, np.int32)
+        padded[: len(ids)] = ids
+        first, count = len(request.prompt_ids) - 1, len(completion.token_ids)
+        rows = np.minimum(np.arange(first, first + padded.size), padded.size - 2)
+        gaps = np.asarray(gaps_of(graph, weights, padded, rows[: _most_rows(count)]))[:count]
+        requests += 1
+        tokens += len(gaps)
+        equal += int(np.sum(gaps == 0))
+        largest = max(largest, float(gaps.max(initial=0.0)))
+    return Check(
+        requests=requests,
+        tokens=tokens,
+        equal=equal,
+        largest_gap=largest,
+        tolerance=_TOLERANCES.get(kv_dtype),
+    )
+
+
+def _gaps(
+    graph: nnx.GraphDef,
+    weights: nnx.State,
+    token_ids: Int[AnyArray, " T"],
+    rows: Int[AnyArray, " R"],
+) -> Float[Array, " R"]:
+    """How far the logit of the token behind each row is below the largest one."""
+    behind = unpaged.logits(graph, weights, token_ids, rows)
+    chosen = jnp.asarray(token_ids)[jnp.asarray(rows) + 1]
+    own = jnp.take_along_axis(behind, chosen[:, None], axis=1)[:, 0]
+    return jnp.max(behind, axis=1) - own
+
+
+def _most_rows(count: int) -> int:
+    return -(-count // _ROWS) * _ROWS
+
+
+def sample(
+    requests: Sequence[Request], completions: Sequence[Completion], count: int
+) -> list[tuple[Request, Completion]]:
+    """So many of the completed requests, evenly spread from the shortest to the longest."""
+    done = [pair for pair in zip(requests, completions, strict=True) if pair[1].error_code is None]
+    done.sort(key=lambda pair: len(pair[0].prompt_ids))
+    if len(done) <= count:
+        return done
+    if count < 2:
+        return done[:count]
+    return [done[at * (len(done) - 1) // (count - 1)] for at in range(count)]
