@@ -129,7 +129,7 @@ def _figures(run: Rehearsal, scale: float) -> dict[str, str]:
         "preemptions": f"{about}{round(run.preemptions * scale):,}",
         "sequences at once, mean and most": f"{run.mean_running:.1f}, {run.peak_running:,}",
         "blocks in use, most": f"{run.peak_used_blocks:,}",
-        "KV memory held and not used": f"{run.kv_waste_share:.1%}",
+        "KV memory held and not used": waste(run.kv_waste_share),
         "prompt tokens from the prefix cache": f"{about}{round(run.cached_tokens * scale):,}",
         "tokens computed": f"{about}{round(run.computed_tokens * scale):,}",
         "padding": f"{run.padding_share:.1%}",
@@ -137,6 +137,11 @@ def _figures(run: Rehearsal, scale: float) -> dict[str, str]:
         + ", ".join(f"{tokens:,}" for tokens in run.token_buckets)
         + " tokens",
     }
+
+
+def waste(share: float) -> str:
+    """The share of slots without a token; where blocks are shared, a slot counts more than one."""
+    return f"{share:.1%}" if share >= 0 else f"none, {1 - share:.2f} tokens a slot"
 
 
 def _changes(plan: JobPlan) -> rich.table.Table:

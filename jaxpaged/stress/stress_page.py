@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxpaged.errors import StorageError
+from jaxpaged.plan import plan_table
 from jaxpaged.plan.survey import Lens
 from jaxpaged.report import charts, numbers, page
 from jaxpaged.report.charts import Line
@@ -99,7 +100,7 @@ def _figures(report: StressReport) -> Iterator[Figure]:
     )
     yield Figure(
         name="KV waste",
-        value=f"{paged.kv_waste_share:.1%}",
+        value=plan_table.waste(paged.kv_waste_share),
         note="of the slots of blocks in use, blocks on demand",
     )
 
@@ -109,7 +110,7 @@ def _sections(report: StressReport) -> list[Section]:
         Section(
             title="What paging gains", blocks=[Messages(texts=list(stress_table.verdict(report)))]
         ),
-        Section(title="By requests in flight", blocks=[*_by_concurrency(report), *_table(report)]),
+        Section(title="By requests in flight", blocks=[*_by_concurrency(report), _tables(report)]),
         Section(title="Over time", blocks=_over_time(report)),
         Section(title="The requests", blocks=_lengths(report)),
         Section(
@@ -154,13 +155,22 @@ def _concurrency_chart(report: StressReport, title: str, value: Callable[[Load],
     )
 
 
-def _table(report: StressReport) -> Iterator[Tables]:
-    columns = [stress_table.figures(load) for load in report.loads]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    head = ["", *(f"{load.concurrency}, {load.reservation}" for load in report.loads)]
-    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    numeric = frozenset(range(1, len(head)))
-    yield Tables(tables=[Table(head=head, rows=rows, numeric=numeric)])
+def _tables(report: StressReport) -> Tables:
+    """A table for each number of requests in flight, the reservations side by side."""
+    tables = []
+    for concurrency in sorted({load.concurrency for load in report.loads}):
+        loads = [load for load in report.loads if load.concurrency == concurrency]
+        columns = [stress_table.figures(load) for load in loads]
+        names = dict.fromkeys(name for column in columns for name in column)
+        tables.append(
+            Table(
+                title=f"{concurrency:,} requests in flight",
+                head=["", *(_NAMES[load.reservation] for load in loads)],
+                rows=[[name, *(column.get(name, "") for column in columns)] for name in names],
+                numeric=frozenset(range(1, len(loads) + 1)),
+            )
+        )
+    return Tables(tables=tables)
 
 
 def _over_time(report: StressReport) -> list[Charts]:

@@ -8,6 +8,7 @@ import rich.table
 import rich.text
 
 from jaxpaged.engine.shortage import size
+from jaxpaged.plan import plan_table
 from jaxpaged.plan.survey import Lens
 from jaxpaged.stress.load import Latency, Load
 from jaxpaged.stress.sweep import StressReport
@@ -45,7 +46,7 @@ def figures(load: Load) -> dict[str, str]:
         "preemptions": f"{load.preemptions:,}",
         "pool in use, mean": f"{load.mean_used_share:.0%}",
         "pool in use, most": f"{load.peak_used_blocks / load.num_blocks:.0%}",
-        "KV memory held and not used": f"{load.kv_waste_share:.1%}",
+        "KV memory held and not used": plan_table.waste(load.kv_waste_share),
         "prompt tokens from the cache": f"{load.cached_tokens:,}",
         "padding": f"{load.padding_share:.0%}",
         "steps": f"{load.steps:,}",

@@ -204,7 +204,12 @@ def test_the_page_shows_all_loads_and_refers_to_nothing(report, tmp_path) -> Non
     loads = json.loads(found[0].read_text())["loads"]
     assert [one["concurrency"] for one in loads] == [4, 4, 12, 12]
     html = found[1].read_text()
-    for text in ("12, static", "What paging gains", "Prompt tokens", "static reservation"):
+    for text in (
+        "12 requests in flight",
+        "What paging gains",
+        "Prompt tokens",
+        "static reservation",
+    ):
         assert text in html
     assert html.count("<svg") >= 6
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", html)
