@@ -5,11 +5,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxpaged.errors import StorageError
-from jaxpaged.plan import plan_table
-from jaxpaged.plan.survey import Lens
-from jaxpaged.report import charts, numbers, page
-from jaxpaged.report.charts import Line
-from jaxpaged.report.page import (
+from jaxpaged.pages import charts, numbers, page
+from jaxpaged.pages.charts import Line
+from jaxpaged.pages.page import (
     Chart,
     Charts,
     Facts,
@@ -20,6 +18,8 @@ from jaxpaged.report.page import (
     Table,
     Tables,
 )
+from jaxpaged.plan import plan_table
+from jaxpaged.plan.survey import Lens
 from jaxpaged.stress import stress_table
 from jaxpaged.stress.load import Load
 from jaxpaged.stress.sweep import StressReport

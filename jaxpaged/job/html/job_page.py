@@ -10,8 +10,8 @@ from typing import Any
 
 from jaxpaged.job.html import result_blocks, run_charts
 from jaxpaged.job.report import JobReport, RunFacts
-from jaxpaged.report import charts, numbers, page, text
-from jaxpaged.report.page import Charts, Facts, Figure, Folded, Messages, Page, Section
+from jaxpaged.pages import charts, numbers, page, text
+from jaxpaged.pages.page import Charts, Facts, Figure, Folded, Messages, Page, Section
 
 _GOOD_STATES = ("finished", "already finished")
 _MAX_TITLE_CHARS = 80

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from jaxpaged.job import lengths
 from jaxpaged.job.report import JobReport, OutputFacts
 from jaxpaged.job.tally import MetricScore, RowError, ScoreCount
-from jaxpaged.report import charts, text
-from jaxpaged.report.page import Cell, Chart, Exchanges, Meter, Table, Tables
+from jaxpaged.pages import charts, text
+from jaxpaged.pages.page import Cell, Chart, Exchanges, Meter, Table, Tables
 
 _MAX_GROUPS = 40
 _MAX_CHARS = 300

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from jaxpaged.cache.capacity import blocks_for
 from jaxpaged.job.report import RunFacts
-from jaxpaged.report import charts, numbers
-from jaxpaged.report.charts import Bar, Line, Shade
-from jaxpaged.report.numbers import Number
-from jaxpaged.report.page import Chart
+from jaxpaged.pages import charts, numbers
+from jaxpaged.pages.charts import Bar, Line, Shade
+from jaxpaged.pages.numbers import Number
+from jaxpaged.pages.page import Chart
 
 # Fewer are a few numbers, no picture.
 _LEAST_INTERVALS = 3

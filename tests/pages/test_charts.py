@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.report import charts
-from jaxpaged.report.charts import Bar, Line, Shade
+from jaxpaged.pages import charts
+from jaxpaged.pages.charts import Bar, Line, Shade
 
 RATES = [1.0, 5.0, float("nan"), 2.0]
 

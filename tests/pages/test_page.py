@@ -2,8 +2,8 @@ import html.parser
 
 import pytest
 
-from jaxpaged.report import numbers, page, text
-from jaxpaged.report.page import (
+from jaxpaged.pages import numbers, page, text
+from jaxpaged.pages.page import (
     Chart,
     Charts,
     Exchanges,

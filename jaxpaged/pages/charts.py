@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from jaxpaged.errors import ConfigError
-from jaxpaged.report import numbers, text
-from jaxpaged.report.numbers import Number
+from jaxpaged.pages import numbers, text
+from jaxpaged.pages.numbers import Number
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -1,7 +1,7 @@
 """A page of sections as one HTML file that needs nothing beside it: no script, no network.
 
 Every text is data: it is escaped, and what cannot be seen in it is made visible. The one exception
-is the picture of a `Chart`, which `jaxpaged.report.charts` drew. Knows nothing of what the sections
+is the picture of a `Chart`, which `jaxpaged.pages.charts` drew. Knows nothing of what the sections
 are about.
 """
 
@@ -13,8 +13,8 @@ from typing import ClassVar
 import jinja2
 import markupsafe
 
-from jaxpaged.report import text
-from jaxpaged.report.numbers import Number
+from jaxpaged.pages import text
+from jaxpaged.pages.numbers import Number
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Chart:
 
     Attributes:
         title: Above it.
-        svg: As `jaxpaged.report.charts` gives it; empty for a note without a picture.
+        svg: As `jaxpaged.pages.charts` gives it; empty for a note without a picture.
         note: Below it; empty for nothing.
     """
 
@@ -175,7 +175,7 @@ def render(page: Page) -> str:
 @functools.cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxpaged.report"),
+        loader=jinja2.PackageLoader("jaxpaged.pages"),
         autoescape=True,
         finalize=_visible,
         undefined=jinja2.StrictUndefined,
