@@ -12,7 +12,15 @@ import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine import attention, compile_cache, device, limits, memory, stopping
+from jaxpaged.engine import (
+    attention,
+    compile_cache,
+    device,
+    limits,
+    memory,
+    out_of_memory,
+    stopping,
+)
 from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import max_decodes
 from jaxpaged.engine.beam_group import BeamGroup
@@ -97,7 +105,9 @@ class Engine:
             decode_budget=max_decodes(config.max_num_seqs),
             swaps=self._swaps,
         )
-        self._runner = make_runner(model, self.limits)
+        self._remedies = out_of_memory.remedies(config)
+        with out_of_memory.told("allocating the KV pool", self._remedies):
+            self._runner = make_runner(model, self.limits)
         self._groups: dict[int, SampleGroup | BeamGroup] = {}
         self._rejected: list[Completion] = []
         self._flight: Flight | None = None
@@ -191,9 +201,20 @@ class Engine:
         """Starts the next step and takes the result of the one before.
 
         Returns the completions that ended with it. The device works on the new step meanwhile.
+
+        Raises:
+            CapacityError: The device ran out of memory.
         """
         completions, self._rejected = self._rejected, []
-        plan = self._scheduler.schedule()
+        with out_of_memory.told("running a step", self._remedies):
+            completions += self._advance(self._scheduler.schedule())
+        if not self.has_work():
+            self._clock.rest()
+            self._observe_usage()
+        return completions
+
+    def _advance(self, plan: StepPlan) -> list[Completion]:
+        """Starts a step; the completions that ended with the one before."""
         before, self._flight = self._flight, None
         self._runner.prepare(plan)
         if not plan.is_empty:
@@ -202,14 +223,11 @@ class Engine:
             self._clock.dispatched()
         elif before is None:
             assert not self._groups, f"{len(self._groups)} requests can never run"
-        if before is not None:
-            result = before.result()
-            self._count(before)
-            completions += self._take(result)
-        if not self.has_work():
-            self._clock.rest()
-            self._observe_usage()
-        return completions
+        if before is None:
+            return []
+        result = before.result()
+        self._count(before)
+        return self._take(result)
 
     def generate(
         self,
@@ -254,7 +272,8 @@ class Engine:
         Their sizes are chosen by the requests that wait, as a sample of those to come.
         """
         prompts = [sequence.request.prompt_ids for sequence in self._scheduler.sequences()]
-        self._runner.warm_up(prompts, is_shared=self.config.prefix_cache)
+        with out_of_memory.told("compiling the steps", self._remedies):
+            self._runner.warm_up(prompts, is_shared=self.config.prefix_cache)
         memory.give_back()
         self._count_executables()
 
@@ -362,12 +381,13 @@ def load_model(
     place = device.here()
     dtype = limits.dtype(config, place)
     memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
-    decoder = weights.load(
-        checkpoint,
-        dtype=jnp.dtype(dtype),
-        layer_loop=layer_loop(place),
-        attention=attention.choose(config, checkpoint.config, device=place).implementation,
-    )
+    with out_of_memory.told("loading the weights", ["end what else takes memory of the device"]):
+        decoder = weights.load(
+            checkpoint,
+            dtype=jnp.dtype(dtype),
+            layer_loop=layer_loop(place),
+            attention=attention.choose(config, checkpoint.config, device=place).implementation,
+        )
     return decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype)
 
 

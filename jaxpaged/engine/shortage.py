@@ -9,22 +9,22 @@ MOST_CHANGES = 3
 
 
 def shortage(
-    what: str, *, needed: int, available: int, changes: Sequence[str], where: str = ""
+    what: str, *, needed: int | None, available: int, changes: Sequence[str], where: str = ""
 ) -> CapacityError:
     """The error.
 
     Args:
         what: Is too large, with its numbers.
-        needed: Bytes.
+        needed: Bytes; None if that is not known.
         available: Bytes.
         changes: What would help, the cheapest first; the first three are shown.
         where: What the memory must be free beside.
     """
     beside = f" beside {where}" if where else ""
     listed = "; ".join(f"({at}) {text}" for at, text in enumerate(changes[:MOST_CHANGES], start=1))
+    amount = "more" if needed is None else size(needed)
     return CapacityError(
-        f"{what}: {size(needed)} needed, {size(available)} available{beside}. "
-        f"Cheapest changes: {listed}"
+        f"{what}: {amount} needed, {size(available)} available{beside}. Cheapest changes: {listed}"
     )
 
 

@@ -9,6 +9,8 @@ from tiny import EOS_ID, byte_id, write_scripted_llama, write_tiny_llama, write_
 
 from jaxpaged import Engine, EngineConfig, Request, SamplingParams
 from jaxpaged.engine import limits, memory
+from jaxpaged.engine.dry_runner import DryRunner
+from jaxpaged.engine.engine import load_model
 from jaxpaged.engine.memory import available_host_bytes, check_weights, resolve_capacity
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
@@ -251,6 +253,25 @@ def test_what_would_help_a_pool_comes_with_numbers() -> None:
     assert "(2) engine.kv_dtype: int8, with which they need 4.6 MiB; (3) free 5.7 MiB" in asked
     shared = refusal(memory_utilization=0.001)
     assert "(1) engine.memory_utilization: at least 0.01; (2) engine.kv_dtype: int8" in shared
+
+
+class ExhaustedRunner(DryRunner):
+    """Whose device has no memory left when a step is started."""
+
+    def dispatch(self, plan):
+        jnp.zeros(2**44, jnp.float32)
+
+
+def test_a_device_that_runs_out_of_memory_says_what_to_change(tiny_folder) -> None:
+    loaded = load_model(tiny_folder(), EngineConfig(max_model_len=64, **SMALL))
+    engine = Engine(*loaded, make_runner=lambda _, limits: ExhaustedRunner(limits.shapes))
+    engine.add_request(Request(request_id=1, prompt_ids=(A,)))
+    with pytest.raises(CapacityError) as error:
+        engine.step()
+    message = str(error.value)
+    assert message.startswith("running a step: the device ran out of memory: 65536.00 GiB needed, ")
+    assert "(1) engine.memory_utilization: 0.4; (2) engine.max_num_seqs: 2; (3) end" in message
+    assert error.value.exit_code == 5
 
 
 def test_static_reservation_needs_room_for_the_longest_sequence(tiny_folder) -> None:

@@ -9,6 +9,7 @@ import jax
 import pytest
 import rich.console
 from click.testing import CliRunner
+from tiny import write_tiny_llama
 
 from jaxpaged import Engine, run_job
 from jaxpaged.cli import main
@@ -129,6 +130,18 @@ def test_changes_come_in_the_order_of_their_price_with_the_pool_after_each(make_
     assert blocks[1] > tight.capacity.num_blocks
     assert blocks[3] > tight.capacity.num_blocks
     assert blocks[4] == 64 * 16
+
+
+def test_a_model_without_grouped_queries_is_told_of_them(make_spec, tmp_path) -> None:
+    model = write_tiny_llama(tmp_path / "ungrouped", hidden=64, heads=4, kv_heads=4)
+    spec = make_spec(texts(40), engine={"num_blocks": 20}).model_copy(update={"model": str(model)})
+    (found,) = [
+        change
+        for change in job_plan.make(spec, PlanOptions(card=cards.find("8MiB"))).changes
+        if "GQA" in change.text
+    ]
+    assert found.text == "a model with 1 KV heads instead of 4 (GQA)"
+    assert found.num_blocks > 0
 
 
 def test_a_model_that_cannot_fit_is_planned_all_the_same(make_spec) -> None:
