@@ -41,8 +41,8 @@ def figures(load: Load) -> dict[str, str]:
         "requests at once, most": f"{load.peak_running:,}",
         "tokens/s in and out": f"{load.tokens_per_second:,.0f}",
         "seconds": f"{load.seconds:,.1f}",
-        "first token, ms (median, p95, most)": _latency(load.first_token),
-        "between tokens, ms": _latency(load.between_tokens),
+        **_latencies("first token", load.first_token),
+        **_latencies("between tokens", load.between_tokens),
         "preemptions": f"{load.preemptions:,}",
         "pool in use, mean": f"{load.mean_used_share:.0%}",
         "pool in use, most": f"{load.peak_used_blocks / load.num_blocks:.0%}",
@@ -95,5 +95,13 @@ def _lens(lens: Lens) -> str:
     return f"{lens.total:,}; {quantiles}"
 
 
-def _latency(found: Latency) -> str:
-    return f"{found.median:,.0f} / {found.p95:,.0f} / {found.most:,.0f}"
+def _latencies(name: str, found: Latency) -> dict[str, str]:
+    return {
+        f"{name}, median": _time(found.median),
+        f"{name}, 95 of 100": _time(found.p95),
+        f"{name}, longest": _time(found.most),
+    }
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
