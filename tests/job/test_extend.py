@@ -25,7 +25,7 @@ SMALL = {
 def records(out: pathlib.Path) -> folder_stamps.Stamps:
     """Of the parts and of what says how they came."""
     found = folder_stamps.of_all(out)
-    changing = ("_SUCCESS", output_view.REPORT)
+    changing = ("_SUCCESS", output_view.REPORT, output_view.PAGE)
     return {name: stamp for name, stamp in found.items() if name not in changing}
 
 
