@@ -486,9 +486,14 @@ def plan(
     Tokenizes the rows and runs the real scheduler over them without a model; loads no weights.
     Ends with 5 if the job cannot fit into memory.
     """
+    import jax
+
     from jaxpaged.job.spec import JobSpec
     from jaxpaged.plan import cards, job_plan, plan_table, speed_option
 
+    if device:
+        # A GPU of this machine is not asked for, and its memory is left to those who use it.
+        jax.config.update("jax_platforms", "cpu")
     options = job_plan.PlanOptions(
         card=cards.find(device) if device else None,
         max_rows=rows,

@@ -58,16 +58,32 @@ class PlanOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
-    """What a job would take.
+class Target:
+    """What a plan is for.
 
     Attributes:
         device: Name of the device.
         dtype: Of the weights.
-        kv_dtype: Of the KV pool; None where it did not come to that.
+        kv_dtype: Of the KV pool.
         implementation: Who computes attention, and why.
         max_model_len: Most tokens of a sequence.
         max_num_seqs: Lanes.
+    """
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    implementation: str
+    max_model_len: int
+    max_num_seqs: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What a job would take.
+
+    Attributes:
+        target: What it is planned for.
         total_rows: Of the input.
         survey: The rows that were looked at.
         memory: What goes where; None where not even the weights fit.
@@ -81,22 +97,17 @@ class JobPlan:
         notes: What the figures assume.
     """
 
-    device: str
-    dtype: str
-    kv_dtype: str | None
-    implementation: str
-    max_model_len: int
-    max_num_seqs: int
+    target: Target
     total_rows: int
     survey: Survey
-    memory: MemoryEstimate | None
-    capacity: PoolCapacity | None
-    paged: Rehearsal | None
-    static: Rehearsal | None
-    seconds: tuple[float, float] | None
-    shortage: CapacityError | None
-    changes: tuple[Change, ...]
-    notes: tuple[str, ...]
+    memory: MemoryEstimate | None = None
+    capacity: PoolCapacity | None = None
+    paged: Rehearsal | None = None
+    static: Rehearsal | None = None
+    seconds: tuple[float, float] | None = None
+    shortage: CapacityError | None = None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def scale(self) -> float:
@@ -106,12 +117,7 @@ class JobPlan:
     def to_json(self) -> dict[str, Any]:
         """The plan in JSON's types."""
         survey = self.survey
-        values: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("device", "dtype", "kv_dtype", "implementation", "max_model_len")
-        }
-        values |= {
-            "max_num_seqs": self.max_num_seqs,
+        values: dict[str, Any] = dataclasses.asdict(self.target) | {
             "total_rows": self.total_rows,
             "rows_for_each_looked_at": self.scale,
             "capacity": dataclasses.asdict(self.capacity) if self.capacity else None,
@@ -179,8 +185,9 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     for code, count in paged.rejected.items():
         rows.survey.fault_counts[code] += count
     return JobPlan(
-        **_facts(job, rows, model=model, place=place),
-        kv_dtype=resolved.kv_dtype,
+        target=_target(job, model, place),
+        total_rows=job.inputs.num_rows,
+        survey=rows.survey,
         memory=_memory(
             model, resolved, rows, paged=paged, place=place, options=options, process=process
         ),
@@ -188,7 +195,6 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
         paged=paged,
         static=_static(model, tokenizer, config, rows, place=beside),
         seconds=_seconds(paged, rows, options.speed),
-        shortage=None,
         changes=_changes(job, rows, paged, resolved, model=model, place=place),
         notes=_notes(spec, rows, options),
     )
@@ -306,17 +312,17 @@ def _dtype(model: Llama) -> Any:  # noqa: ANN401  (a literal, for the type check
     return str(model.dtype)
 
 
-def _facts(job: PlannedJob, rows: _Rows, *, model: Llama, place: Place) -> dict[str, Any]:
-    choice = attention.choose(job.spec.engine_config(), model.config, device=place.device)
-    return {
-        "device": place.device.name,
-        "dtype": str(model.dtype),
-        "implementation": f"{choice.implementation} ({choice.reason})",
-        "max_model_len": job.max_model_len,
-        "max_num_seqs": job.spec.engine.max_num_seqs,
-        "total_rows": job.inputs.num_rows,
-        "survey": rows.survey,
-    }
+def _target(job: PlannedJob, model: Llama, place: Place) -> Target:
+    config = job.spec.engine_config()
+    choice = attention.choose(config, model.config, device=place.device)
+    return Target(
+        device=place.device.name,
+        dtype=str(model.dtype),
+        kv_dtype=limits.kv_dtype(config, model),
+        implementation=f"{choice.implementation} ({choice.reason})",
+        max_model_len=job.max_model_len,
+        max_num_seqs=job.spec.engine.max_num_seqs,
+    )
 
 
 def _unfit(
@@ -326,16 +332,11 @@ def _unfit(
     workspace = limits.workspace_bytes(job.spec.engine.max_num_seqs, model.config.vocab_size)
     situation = _situation(job, rows, model=model, place=place, workspace=workspace)
     return JobPlan(
-        **_facts(job, rows, model=model, place=place),
-        kv_dtype=None,
-        memory=None,
-        capacity=None,
-        paged=None,
-        static=None,
-        seconds=None,
+        target=_target(job, model, place),
+        total_rows=job.inputs.num_rows,
+        survey=rows.survey,
         shortage=error,
         changes=advice.changes(situation),
-        notes=(),
     )
 
 

@@ -41,7 +41,10 @@ def show(plan: JobPlan, console: rich.console.Console) -> None:
 
 def _rows(plan: JobPlan) -> Iterator[tuple[str, str]]:
     survey = plan.survey
-    yield "device", f"{plan.device}, {plan.dtype}, attention by {plan.implementation}"
+    yield (
+        "device",
+        f"{plan.target.device}, {plan.target.dtype}, attention by {plan.target.implementation}",
+    )
     looked = "" if survey.rows == plan.total_rows else f", {survey.rows:,} of them looked at"
     yield "rows", f"{plan.total_rows:,}{looked}"
     yield from _lens("prompt tokens", survey.prompt_lens)
@@ -89,11 +92,9 @@ def _memory(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if memory is None or capacity is None:
         return
     yield "weights", size(memory.weights_bytes)
-    pool = f"{size(capacity.num_bytes)} in {plan.kv_dtype}, {capacity.bytes_per_token:,} a token: "
-    pool += (
-        f"{capacity.num_blocks:,} blocks x {capacity.block_size} = {capacity.num_tokens:,} tokens"
-    )
-    yield "KV pool", pool
+    blocks = f"{capacity.num_blocks:,} blocks x {capacity.block_size} = {capacity.num_tokens:,}"
+    each = f"{capacity.bytes_per_token:,} bytes in {plan.target.kv_dtype}"
+    yield "KV pool", f"{size(capacity.num_bytes)}: {blocks} tokens of {each}"
     if memory.touched_bytes is not None:
         yield "  written to", f"{size(memory.touched_bytes)} by this job's rows"
     temporary = memory.temporary
@@ -104,9 +105,9 @@ def _memory(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if memory.process_bytes:
         process = f"{size(memory.process_bytes)} of it Python, JAX and the model's tokenizer"
         yield "process at its peak", f"{size(memory.peak_bytes)}, {process}"
-    held = capacity.concurrent(plan.max_model_len)
-    lanes = f"engine.max_num_seqs is {plan.max_num_seqs:,}"
-    yield "requests at once", f"{held:,} of {plan.max_model_len:,} tokens; {lanes}"
+    held = capacity.concurrent(plan.target.max_model_len)
+    lanes = f"engine.max_num_seqs is {plan.target.max_num_seqs:,}"
+    yield "requests at once", f"{held:,} of {plan.target.max_model_len:,} tokens; {lanes}"
 
 
 def _schedules(plan: JobPlan, paged: Rehearsal) -> rich.table.Table:
@@ -114,7 +115,7 @@ def _schedules(plan: JobPlan, paged: Rehearsal) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
     table.add_column("the scheduler, rehearsed", no_wrap=True)
     table.add_column("blocks on demand", justify="right")
-    table.add_column(f"{plan.max_model_len:,} tokens reserved for each", justify="right")
+    table.add_column(f"{plan.target.max_model_len:,} tokens reserved for each", justify="right")
     both = [_figures(run, plan.scale) for run in (paged, plan.static) if run is not None]
     for name in both[0]:
         cells = [figures[name] for figures in both]
