@@ -34,7 +34,8 @@ from jaxpaged.sequence import Sequence, SequenceStatus
 from jaxpaged.shapes import AnyArray
 
 _COPY_ROWS = 8
-_SCORE_ROWS = 64
+SCORE_ROWS = 64
+"""Prompt tokens that are scored at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +247,8 @@ class ModelRunner:
             if sequence.request.params.prompt_logprobs is not None:
                 # The token behind the prompt's last one is sampled, not scored.
                 last = min(length, sequence.num_prompt - 1 - chunk.start)
-                for offset in range(0, last, _SCORE_ROWS):
-                    count = min(_SCORE_ROWS, last - offset)
+                for offset in range(0, last, SCORE_ROWS):
+                    count = min(SCORE_ROWS, last - offset)
                     first = chunk.start + offset + 1
                     targets = sequence.token_ids[first : first + count]
                     arrays = self._score_arguments(targets, at + offset)
@@ -260,8 +261,8 @@ class ModelRunner:
     def _score_arguments(
         self, targets: collections.abc.Sequence[int], first: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.zeros(_SCORE_ROWS, np.int32)
-        padded = np.zeros(_SCORE_ROWS, np.int32)
+        rows = np.zeros(SCORE_ROWS, np.int32)
+        padded = np.zeros(SCORE_ROWS, np.int32)
         rows[: len(targets)] = np.arange(first, first + len(targets))
         padded[: len(targets)] = targets
         return rows, padded

@@ -14,6 +14,8 @@ from jaxpaged.engine import attention, device, limits, memory
 from jaxpaged.engine.device import Place
 from jaxpaged.engine.engine import layer_loop
 from jaxpaged.engine.limits import Limits
+from jaxpaged.engine.model_runner import SCORE_ROWS
+from jaxpaged.engine.shortage import size
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.job import planned_job
 from jaxpaged.job.input import reader
@@ -435,6 +437,14 @@ def _notes(spec: JobSpec, rows: _Rows, options: PlanOptions) -> tuple[str, ...]:
         )
     if options.new_tokens is None and not spec.sampling.ignore_eos:
         notes.append("every completion is taken to run to its limit (--new-tokens)")
+    if spec.sampling.prompt_logprobs is not None:
+        vocab_size = rows.job.checkpoint.config.vocab_size
+        scores = limits.workspace_bytes(SCORE_ROWS, vocab_size)
+        notes.append(
+            f"prompt log-probabilities are computed for {SCORE_ROWS} tokens at a time, in "
+            f"{size(scores)} at most, behind the sampler and not beside it; such prompts take "
+            "nothing from the prefix cache"
+        )
     if spec.sampling.beam_width:
         notes.append(f"beam search counts as {spec.sampling.beam_width} samples")
     if options.card is not None:

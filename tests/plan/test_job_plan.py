@@ -167,6 +167,13 @@ def test_a_sample_is_spread_over_the_rows_and_stands_for_all(make_spec) -> None:
     assert sum(unit.num_rows for unit in job_plan.sample(7, 3)) == 3
 
 
+def test_the_memory_of_prompt_log_probabilities_is_mentioned(make_spec) -> None:
+    plan = job_plan.make(make_spec(texts(3), sampling={"prompt_logprobs": 1}), PlanOptions())
+    # Ten arrays of 64 rows of 272 float32 logits.
+    (note,) = [note for note in plan.notes if "prompt log-probabilities" in note]
+    assert "64 tokens at a time, in 0.7 MiB at most" in note
+
+
 def test_new_tokens_assumes_shorter_completions(make_spec) -> None:
     spec = make_spec(texts(10))
     long, short = (job_plan.make(spec, PlanOptions(new_tokens=n)).paged for n in (None, 2))
