@@ -604,7 +604,9 @@ def stress(
 
     Random prompts of chosen lengths go through the engine, so many at a time, with blocks on demand
     and with engine.max_model_len reserved for each, in the same memory. A sample of the
-    completions is compared with the decoder without a pool; ends with 1 if they differ.
+    completions is compared with the decoder without a pool; ends with 1 if they differ (of
+    fp8, int8 and int4 keys the differences are shown, and nothing is promised) or if no request
+    of a load could be completed.
     """
     from jaxpaged.job.spec import JobSpec
     from jaxpaged.stress import stress_options, stress_page, stress_table, sweep

@@ -55,7 +55,6 @@ class DryRunner:
 
     Attributes:
         shapes: The sizes of the batches, fitted to the prompts once there were some.
-        touched_blocks: Highest number of blocks of the pool that was ever written to.
         compile_seconds: None were needed.
     """
 

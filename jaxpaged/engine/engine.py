@@ -37,7 +37,7 @@ from jaxpaged.model.checkpoint import open_checkpoint
 from jaxpaged.model.llama import LayerLoop, Llama
 from jaxpaged.model.source import locate
 from jaxpaged.model.tokenizer import Tokenizer
-from jaxpaged.request import Completion, Request, SamplingParams
+from jaxpaged.request import Completion, ErrorCode, Request, SamplingParams
 from jaxpaged.scheduler import Scheduler, StepPlan, Usage
 from jaxpaged.sequence import SequenceStatus
 
@@ -93,7 +93,8 @@ class Engine:
         self._blocks = BlockManager(
             num_blocks,
             block_size,
-            watermark=config.watermark,
+            # What is reserved never grows.
+            watermark=0.0 if is_static else config.watermark,
             prefix_cache=config.prefix_cache and not is_static,
             window=model.config.max_window,
             reserved_tokens=self.max_model_len if is_static else 0,
@@ -184,6 +185,10 @@ class Engine:
             scheduler=self._scheduler,
             seed=seed,
         )
+
+    def fault(self, request: Request) -> tuple[ErrorCode, str] | None:
+        """Code and message of what makes a request impossible here, or None."""
+        return self._admission.fault(request, stopping.stop_rule(request.params, self.tokenizer))
 
     def has_work(self) -> bool:
         """Whether `step` has something to do or to hand out."""

@@ -14,7 +14,7 @@ from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
-from pallas_kernels import kv_format, triton
+from pallas_kernels import Implementation, kv_format, triton
 from pallas_kernels.kv_format import NIBBLES
 from pallas_kernels.partials import PARTITION_TOKENS
 
@@ -187,6 +187,22 @@ def partials_bytes(max_num_seqs: int, max_model_len: int, model: ModelConfig) ->
     return partitions * (model.head_dim + 2) * jnp.dtype(jnp.float32).itemsize
 
 
+def reserve(
+    config: EngineConfig, model: ModelConfig, attention: Implementation, max_model_len: int
+) -> tuple[str, int]:
+    """What takes the most temporary memory, and how much: the pool leaves room for it.
+
+    Sampling and decode attention are different programs, one behind the other.
+    """
+    lanes = f"{config.max_num_seqs:,} sequences"
+    sampling = workspace_bytes(config.max_num_seqs, model.vocab_size)
+    found = {f"sampling for {lanes} from {model.vocab_size:,} tokens": sampling}
+    if attention not in _WITHOUT_PARTIALS:
+        partials = partials_bytes(config.max_num_seqs, max_model_len, model)
+        found[f"decode attention for {lanes} of {max_model_len:,} tokens"] = partials
+    return max(found.items(), key=lambda item: item[1])
+
+
 def capacity(
     config: EngineConfig,
     model: Llama,
@@ -208,17 +224,7 @@ def capacity(
         CapacityError: It cannot fit into what memory is left by the weights and the sampler.
     """
     shape = model.config
-    lanes = f"{config.max_num_seqs:,} sequences"
-    # The two are different programs, one behind the other.
-    workspaces = {
-        f"sampling for {lanes} from {shape.vocab_size:,} tokens": workspace_bytes(
-            config.max_num_seqs, shape.vocab_size
-        )
-    }
-    if model.attention not in _WITHOUT_PARTIALS:
-        partials = partials_bytes(config.max_num_seqs, max_model_len, shape)
-        workspaces[f"decode attention for {lanes} of {max_model_len:,} tokens"] = partials
-    what, workspace = max(workspaces.items(), key=lambda item: item[1])
+    what, workspace = reserve(config, shape, model.attention, max_model_len)
     if workspace > available:
         raise _no_room(what, workspace, available, config=config, max_model_len=max_model_len)
     resolved = memory.resolve_capacity(
@@ -298,9 +304,15 @@ def _addressable(
     most = triton.MOST_NEAR_NUMBERS // of_block
     least_far = triton.LEAST_FAR_BYTES // (of_block * stored.itemsize) + 1
     if is_asked_for:
-        raise CapacityError(
-            f"engine.num_blocks is {capacity.num_blocks}: the kernels cannot address {kv_dtype} "
-            f"keys of {size(capacity.num_blocks * of_block)}, between 2 and 4 GiB; use at "
-            f"most {most} blocks, at least {least_far}, or engine.attention: xla"
+        raise shortage(
+            f"engine.num_blocks: {capacity.num_blocks:,} blocks of {kv_dtype} keys, which the "
+            "kernels address up to 2 GiB and from 4 GiB on",
+            needed=capacity.num_blocks * of_block * stored.itemsize,
+            available=most * of_block * stored.itemsize,
+            changes=[
+                f"engine.num_blocks: at most {most:,}",
+                f"engine.num_blocks: at least {least_far:,}",
+                "engine.attention: xla",
+            ],
         )
     return dataclasses.replace(capacity, num_blocks=most)

@@ -166,10 +166,11 @@ def resolve_capacity(
         if wanted > available:
             most = available // block_bytes
             changes = [f"engine.num_blocks: at most {most:,}, or leave it out"] if most else []
+            slots = config.num_blocks * config.block_size
             changes += [
-                f"engine.kv_dtype: {name}, with which they need "
-                f"{size(config.num_blocks * config.block_size * num_bytes)}"
+                f"engine.kv_dtype: {name}, with which they need {size(slots * num_bytes)}"
                 for name, num_bytes in narrow.items()
+                if slots * num_bytes <= available
             ]
             raise shortage(
                 f"engine.num_blocks: {config.num_blocks:,} blocks of the KV pool",
@@ -187,6 +188,7 @@ def resolve_capacity(
             changes = [
                 f"engine.kv_dtype: {name}, with which it needs {size(config.block_size * num)}"
                 for name, num in narrow.items()
+                if config.block_size * num <= share
             ]
             least = block_bytes / available if available else math.inf
             if least <= 1:

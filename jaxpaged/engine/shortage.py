@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from jaxpaged.cache.capacity import PoolCapacity
 from jaxpaged.errors import CapacityError
 
 MOST_CHANGES = 3
@@ -33,11 +32,3 @@ def size(num_bytes: int) -> str:
     if num_bytes < 2**30 / 10:
         return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / 2**30:.2f} GiB"
-
-
-def pool_text(capacity: PoolCapacity, max_model_len: int) -> str:
-    """What a pool holds, in a few words."""
-    return (
-        f"{capacity.num_blocks:,} blocks, {capacity.num_tokens:,} tokens, "
-        f"{capacity.concurrent(max_model_len):,} requests of {max_model_len:,}"
-    )

@@ -74,7 +74,7 @@ def validate(spec: JobSpec, num_rows: int) -> Validation:
     for batch in reader.read(job.inputs, job.columns.needed, [first]):
         rows = batch.rows(builder.columns)
         previews += [_preview(row, builder, job) for row in rows]
-    state, exit_code = _look_at_output(job)
+    state, exit_code = look_at_output(job)
     problems = [f"{preview.row}: {preview.problem}" for preview in previews if preview.problem]
     return Validation(
         job=job,
@@ -149,7 +149,7 @@ def _problem(prompt: Prompt, job: PlannedJob) -> str | None:
     return None
 
 
-def _look_at_output(job: PlannedJob) -> tuple[list[str], int]:
+def look_at_output(job: PlannedJob) -> tuple[list[str], int]:
     """What a run would say of the output folder, and the exit code it would end with."""
     if job.refusal is not None:
         return [f"a run would be refused: {job.refusal}"], job.refusal.exit_code

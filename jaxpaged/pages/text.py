@@ -2,8 +2,8 @@
 
 import unicodedata
 
-# Joiners, without which some scripts and emoji fall apart, and line breaks.
-_KEPT = frozenset("\n\t\u200c\u200d")
+# Joiners and marks of direction, without which some scripts and emoji fall apart, and line breaks.
+_KEPT = frozenset("\n\t\u200c\u200d\u200e\u200f")
 
 
 def visible(text: str) -> str:
@@ -11,7 +11,7 @@ def visible(text: str) -> str:
     turn the direction of writing, halves of surrogate pairs, characters that do not exist."""
     if text.isprintable():
         return text
-    return "".join(map(_visible, text))
+    return "".join(map(_visible, text.replace("\r\n", "\n")))
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -4,9 +4,9 @@ pool after each change."""
 import dataclasses
 from collections.abc import Iterator
 
-from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.config import EngineConfig, KVDType
-from jaxpaged.engine import limits, memory
+from jaxpaged.cache.capacity import PoolCapacity
+from jaxpaged.config import DType, EngineConfig, KVDType
+from jaxpaged.engine import attention, limits, memory
 from jaxpaged.engine.device import Place
 from jaxpaged.errors import CapacityError
 from jaxpaged.model.config import ModelConfig
@@ -24,7 +24,7 @@ class Change:
         text: The key and its new value, or what else.
         num_blocks: Blocks of the pool then; 0 if it still does not fit.
         num_tokens: Token slots then.
-        concurrent: Requests of the longest length then, all at once.
+        concurrent: Requests of the longest row's length then, at once, as far as there are lanes.
     """
 
     text: str
@@ -40,22 +40,22 @@ class Situation:
     Attributes:
         config: The settings.
         model: The model's shape.
+        dtype: Of the weights.
         kv_dtype: How keys and values are stored.
         max_model_len: Most tokens of a sequence.
         longest: Tokens of the longest row with its completion.
         place: The device, and the bytes free on it without the weights.
         weights_bytes: Of the weights.
-        workspace_bytes: Temporary memory that the pool leaves room for.
     """
 
     config: EngineConfig
     model: ModelConfig
+    dtype: DType
     kv_dtype: KVDType
     max_model_len: int
     longest: int
     place: Place
     weights_bytes: int
-    workspace_bytes: int
 
 
 def changes(situation: Situation) -> tuple[Change, ...]:
@@ -70,6 +70,11 @@ def _changes(now: Situation) -> Iterator[Change]:
         now = dataclasses.replace(now, config=config)
         yield _change(now, "engine.num_blocks: left out, as in the lines below")
     config, shape = now.config, now.model
+    if now.dtype == "float32" and now.weights_bytes > now.place.available_bytes:
+        halved = dataclasses.replace(
+            now, dtype="bfloat16", kv_dtype="bfloat16", weights_bytes=now.weights_bytes // 2
+        )
+        yield _change(halved, "engine.dtype: bfloat16")
     length = -(-max(2, now.longest) // config.block_size) * config.block_size
     if length < now.max_model_len:
         yield _change(
@@ -82,8 +87,11 @@ def _changes(now: Situation) -> Iterator[Change]:
         halved = dataclasses.replace(config, max_num_seqs=-(-config.max_num_seqs // 2))
         # Fewer lanes take less temporary memory, and need fewer blocks.
         yield _change(now, f"engine.max_num_seqs: {halved.max_num_seqs}", config=halved)
-    if now.kv_dtype in ("float32", "bfloat16", "float16"):
-        yield _change(now, f"engine.kv_dtype: {_NARROW}", kv_dtype=_NARROW)
+    # Kernels that are asked for by name may not have the narrow format.
+    is_free = now.config.attention in ("auto", "xla")
+    if is_free and now.kv_dtype in ("float32", "bfloat16", "float16"):
+        text = f"engine.kv_dtype: {_NARROW}{_without_kernels(now)}"
+        yield _change(now, text, kv_dtype=_NARROW)
     if shape.num_kv_heads == shape.num_heads and shape.num_heads % 4 == 0:
         grouped = dataclasses.replace(shape, num_kv_heads=shape.num_heads // 4)
         text = f"a model with {grouped.num_kv_heads} KV heads instead of {shape.num_kv_heads}"
@@ -110,9 +118,9 @@ def _change(
     config, model = config or now.config, model or now.model
     place, kv_dtype = place or now.place, kv_dtype or now.kv_dtype
     length = max_model_len or now.max_model_len
-    workspace = now.workspace_bytes
-    if config.max_num_seqs != now.config.max_num_seqs:
-        workspace = limits.workspace_bytes(config.max_num_seqs, model.vocab_size)
+    named = dataclasses.replace(config, dtype=now.dtype, kv_dtype=kv_dtype)
+    choice = attention.choose(named, model, device=place.device)
+    _, workspace = limits.reserve(config, model, choice.implementation, length)
     try:
         pool = memory.resolve_capacity(
             config,
@@ -126,5 +134,17 @@ def _change(
         text=text,
         num_blocks=pool.num_blocks,
         num_tokens=pool.num_tokens,
-        concurrent=pool.num_blocks // max(1, blocks_for(min(now.longest, length), pool.block_size)),
+        concurrent=min(config.max_num_seqs, pool.concurrent(min(now.longest, length))),
     )
+
+
+def _without_kernels(now: Situation) -> str:
+    """A word where the narrow format costs the kernels that compute attention now."""
+    config = dataclasses.replace(now.config, dtype=now.dtype)
+    before, after = (
+        attention.choose(
+            dataclasses.replace(config, kv_dtype=kv_dtype), now.model, device=now.place.device
+        ).implementation
+        for kv_dtype in (now.kv_dtype, _NARROW)
+    )
+    return "" if before == after else f" (attention by {after} then, not {before})"

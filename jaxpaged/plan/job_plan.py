@@ -1,8 +1,9 @@
 """The plan of a job, made of its rows, its model's shape and a device, without loading weights."""
 
+import collections
 import dataclasses
-import datetime
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,28 +16,24 @@ from jaxpaged.engine.device import Place
 from jaxpaged.engine.engine import layer_loop
 from jaxpaged.engine.limits import Limits
 from jaxpaged.engine.model_runner import SCORE_ROWS
-from jaxpaged.engine.shortage import size
+from jaxpaged.engine.shortage import shortage, size
 from jaxpaged.errors import CapacityError, ConfigError
-from jaxpaged.job import planned_job
-from jaxpaged.job.input import reader
+from jaxpaged.job import planned_job, validate
+from jaxpaged.job.pipeline import FEED_FACTOR
 from jaxpaged.job.planned_job import PlannedJob, RunOptions
-from jaxpaged.job.prompt.prompt_limit import PromptLimit
-from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
-from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
 from jaxpaged.job.spec import JobSpec
-from jaxpaged.job.units import Unit
 from jaxpaged.model.llama import Llama
-from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.plan import advice, memory_estimate, rehearsal
 from jaxpaged.plan.advice import Change, Situation
 from jaxpaged.plan.cards import Card
 from jaxpaged.plan.memory_estimate import MemoryEstimate
 from jaxpaged.plan.rehearsal import Rehearsal
+from jaxpaged.plan.sampled_rows import SampledRows
 from jaxpaged.plan.survey import Survey
-from jaxpaged.request import Request
 
-# A sample is made of so many pieces, evenly spread over the rows.
-_PIECES = 50
+# A sample is at least so many times what the engine is given at once, so that the lanes are full
+# for most of the time.
+_LEAST_FILLS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +85,7 @@ class JobPlan:
         target: What it is planned for.
         total_rows: Of the input.
         survey: The rows that were looked at.
+        scale: All rows for each one that was looked at.
         memory: What goes where; None where not even the weights fit.
         capacity: The pool; None where there is none.
         paged: What the scheduler would do with these rows.
@@ -102,6 +100,7 @@ class JobPlan:
     target: Target
     total_rows: int
     survey: Survey
+    scale: float
     memory: MemoryEstimate | None = None
     capacity: PoolCapacity | None = None
     paged: Rehearsal | None = None
@@ -110,11 +109,6 @@ class JobPlan:
     shortage: CapacityError | None = None
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def scale(self) -> float:
-        """All rows for each one that was looked at."""
-        return self.total_rows / self.survey.rows if self.survey.rows else 1.0
 
     def to_json(self) -> dict[str, Any]:
         """The plan in JSON's types."""
@@ -158,9 +152,14 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     """The plan of a job.
 
     Raises:
-        ConfigError: The job, or the model's files, are not right, or do not suit each other.
+        ConfigError: The job, or the model's files, are not right, or do not suit each other; or two
+            options exclude each other.
         InputSchemaError: The input is missing, broken, or not what the job needs.
     """
+    if options.compiles and options.card is not None:
+        raise ConfigError(
+            "--compile asks the compiler of this machine's device; leave --device out"
+        )
     job = planned_job.plan(spec, RunOptions(looks_only=True))
     job.check_model()
     place = _place(options.card)
@@ -169,125 +168,60 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     config = dataclasses.replace(config, dtype=_dtype(model))
     tokenizer = job.checkpoint.tokenizer()
     process = memory_estimate.process_bytes(model)
-    rows = _Rows(job, tokenizer, options)
+    least = _LEAST_FILLS * FEED_FACTOR * config.max_num_seqs
+    rows = SampledRows(
+        job, tokenizer, max_rows=max(options.max_rows, least), max_new=options.new_tokens
+    )
     weights = memory_estimate.weights_bytes(model)
+    beside = Place(place.device, max(0, place.available_bytes - weights))
+    target = _target(job, model, place)
     try:
         memory.check_weights(
             job.checkpoint.shapes(), dtype=_dtype(model), available=place.available_bytes
         )
-        beside = Place(place.device, max(0, place.available_bytes - weights))
         resolved = limits.resolve(
             config, model, device=place.device, available=beside.available_bytes
         )
     except CapacityError as error:
-        for _ in rows.requests():
-            pass
-        return _unfit(job, rows, model=model, place=place, error=error)
-    paged = rehearsal.rehearse(model, tokenizer, rows.config(config), rows.requests(), place=beside)
-    for code, count in paged.rejected.items():
-        rows.survey.fault_counts[code] += count
+        collections.deque(rows.requests(), maxlen=0)
+        return JobPlan(
+            target=target,
+            total_rows=job.inputs.num_rows,
+            survey=rows.survey,
+            scale=rows.scale,
+            shortage=error,
+            changes=advice.changes(_situation(config, model, job, rows, place=place)),
+        )
+    config = _as_scored(config, spec)
+    rehearse = functools.partial(
+        rehearsal.rehearse, model, tokenizer, place=beside, max_new=options.new_tokens
+    )
+    paged = rehearse(config, rows.requests())
+    for code, ids in paged.rejected_ids.items():
+        rows.reject(code, ids, paged.rejected[code])
+    needs = _memory(model, resolved, job, paged=paged, scale=rows.scale, options=options)
+    needs = dataclasses.replace(
+        needs,
+        process_bytes=process if place.device.is_cpu else 0,
+        available_bytes=place.available_bytes,
+    )
+    error = _overdrawn(needs, config, resolved)
+    is_tight = error is not None or paged.preemptions or "kv_capacity" in paged.rejected
+    situation = _situation(config, model, job, rows, place=place)
     return JobPlan(
-        target=_target(job, model, place),
+        target=target,
         total_rows=job.inputs.num_rows,
         survey=rows.survey,
-        memory=_memory(
-            model, resolved, rows, paged=paged, place=place, options=options, process=process
-        ),
+        scale=rows.scale,
+        memory=needs,
         capacity=resolved.capacity,
         paged=paged,
-        static=_static(model, tokenizer, config, rows, place=beside),
+        static=_static(rehearse, config, rows),
         seconds=_seconds(paged, rows, options.speed),
-        changes=_changes(job, rows, paged, resolved, model=model, place=place),
-        notes=_notes(spec, rows, options),
+        shortage=error,
+        changes=advice.changes(situation) if is_tight else (),
+        notes=_notes(job, rows, options),
     )
-
-
-class _Rows:
-    """The rows that are looked at, as requests; the survey is made as they first pass by.
-
-    Attributes:
-        job: Theirs.
-        survey: What they ask for.
-        longest: Tokens of the longest one with its completion.
-    """
-
-    def __init__(self, job: PlannedJob, tokenizer: Tokenizer, options: PlanOptions) -> None:
-        self.job = job
-        self._options = options
-        self._builder = _builder(job, tokenizer)
-        self._limit = PromptLimit(
-            job.max_model_len, job.spec.input.on_too_long, bos_id=tokenizer.bos_id
-        )
-        self.survey = Survey(
-            max_model_len=job.max_model_len,
-            block_size=job.spec.engine.block_size,
-            bos_id=tokenizer.bos_id,
-        )
-        self.longest = 1
-        self._is_surveyed = False
-
-    def config(self, config: EngineConfig) -> EngineConfig:
-        """The settings as they are for these rows: where prompt tokens are scored, none of them
-        comes from the prefix cache."""
-        if self.job.spec.sampling.prompt_logprobs is None:
-            return config
-        return dataclasses.replace(config, prefix_cache=False)
-
-    def requests(self) -> Iterator[Request]:
-        """The rows that reach the engine; counted in the survey the first time."""
-        is_counting, self._is_surveyed = not self._is_surveyed, True
-        wanted = sample(self.job.inputs.num_rows, self._options.max_rows)
-        for batch in reader.read(self.job.inputs, self.job.columns.needed, wanted):
-            for row in batch.rows(self._builder.columns):
-                try:
-                    row.check()
-                    prompt = self._builder.build(row.cells)
-                except RowFault as fault:
-                    if is_counting:
-                        self.survey.fault(row.place, fault)
-                    continue
-                except RowSkipped as skip:
-                    if is_counting:
-                        self.survey.skip(skip)
-                    continue
-                if is_counting:
-                    self._count(prompt)
-                try:
-                    yield self._request(row.number, prompt)
-                except RowSkipped as skip:
-                    if is_counting:
-                        self.survey.skipped[skip.code] += 1
-
-    def _count(self, prompt: Prompt) -> None:
-        room = max(0, self.job.max_model_len - len(prompt.whole_ids))
-        limit = prompt.params.max_tokens
-        new = room if limit is None else min(limit, room)
-        if self._options.new_tokens is not None:
-            new = min(new, self._options.new_tokens)
-        self.survey.add(prompt, new_tokens=new)
-        length = min(self.job.max_model_len, len(prompt.whole_ids) + new)
-        self.longest = max(self.longest, length)
-
-    def _request(self, number: int, prompt: Prompt) -> Request:
-        ids = self._limit.apply(prompt.whole_ids, max_tokens=prompt.params.max_tokens)
-        params = rehearsal.without_ends(prompt.params, max_new=self._options.new_tokens)
-        return Request(request_id=number, prompt_ids=ids, params=params)
-
-
-def sample(num_rows: int, max_rows: int) -> list[Unit]:
-    """The rows to look at: all, or so many in pieces that are evenly spread."""
-    if num_rows <= max_rows:
-        return [Unit(index=0, start=0, stop=num_rows)]
-    pieces = min(_PIECES, max_rows)
-    length = max_rows // pieces
-    starts = [at * num_rows // pieces for at in range(pieces)]
-    return [Unit(index=at, start=start, stop=start + length) for at, start in enumerate(starts)]
-
-
-def _builder(job: PlannedJob, tokenizer: Tokenizer) -> PromptBuilder:
-    """What makes whole prompts: the policy for those that are too long is applied later."""
-    began = datetime.datetime.fromisoformat(job.history.job.created).replace(tzinfo=None)
-    return PromptBuilder(job.spec, tokenizer, job.inputs.schema.names, moment=began)
 
 
 def _place(card: Card | None) -> Place:
@@ -327,118 +261,114 @@ def _target(job: PlannedJob, model: Llama, place: Place) -> Target:
     )
 
 
-def _unfit(
-    job: PlannedJob, rows: _Rows, *, model: Llama, place: Place, error: CapacityError
-) -> JobPlan:
-    """The plan of a job that cannot run."""
-    workspace = limits.workspace_bytes(job.spec.engine.max_num_seqs, model.config.vocab_size)
-    situation = _situation(job, rows, model=model, place=place, workspace=workspace)
-    return JobPlan(
-        target=_target(job, model, place),
-        total_rows=job.inputs.num_rows,
-        survey=rows.survey,
-        shortage=error,
-        changes=advice.changes(situation),
-    )
+def _as_scored(config: EngineConfig, spec: JobSpec) -> EngineConfig:
+    """The settings as they are for these rows: where prompt tokens are scored, none of them comes
+    from the prefix cache."""
+    if spec.sampling.prompt_logprobs is None:
+        return config
+    return dataclasses.replace(config, prefix_cache=False)
 
 
 def _memory(
     model: Llama,
     resolved: Limits,
-    rows: _Rows,
+    job: PlannedJob,
     *,
     paged: Rehearsal,
-    place: Place,
+    scale: float,
     options: PlanOptions,
-    process: int,
 ) -> MemoryEstimate:
-    is_here = options.card is None
-    if options.compiles and not is_here:
-        raise ConfigError(
-            "--compile asks the compiler of this machine's device; leave --device out"
-        )
     estimate = memory_estimate.by_compiler if options.compiles else memory_estimate.by_formula
-    temporary = estimate(model, resolved, rows.job.spec.sampling_params())
+    sampling = job.spec.sampling
+    # What a column sets is not known before its rows are read.
+    by_row = any(column is not None for column in sampling.columns.model_dump().values())
+    params = None if by_row else job.spec.sampling_params()
     capacity = resolved.capacity
-    # Only with its kernels a CPU's pool takes memory as it is written.
-    is_lazy = model.attention == "llvm"
-    touched = paged.touched_blocks * capacity.block_size * capacity.bytes_per_token
-    is_cpu = place.device.is_cpu and is_here
+    touched = min(capacity.num_blocks, round(paged.touched_blocks * scale))
     return MemoryEstimate(
         weights_bytes=memory_estimate.weights_bytes(model),
         pool_bytes=capacity.num_bytes,
-        touched_bytes=touched if is_lazy else None,
-        temporary=temporary,
-        process_bytes=process if is_cpu else 0,
-        available_bytes=place.available_bytes,
+        # Only with its kernels a CPU's pool takes memory as it is written.
+        touched_bytes=touched * capacity.block_size * capacity.bytes_per_token
+        if model.attention == "llvm"
+        else None,
+        temporary=estimate(model, resolved, params, config=job.spec.engine_config()),
+        process_bytes=0,
+        available_bytes=0,
+    )
+
+
+def _overdrawn(
+    needs: MemoryEstimate, config: EngineConfig, resolved: Limits
+) -> CapacityError | None:
+    """The error of a sum that there is no memory for, which an engine finds out in its first
+    steps."""
+    if needs.needed_bytes <= needs.available_bytes:
+        return None
+    changes = [
+        f"engine.memory_utilization: below {config.memory_utilization}",
+        "engine.max_num_seqs: fewer",
+        "a device with more memory",
+    ]
+    if needs.temporary.forward_bytes > needs.temporary.sampler_bytes:
+        changes.insert(0, f"engine.max_num_batched_tokens: below {resolved.token_budget:,}")
+    return shortage(
+        "weights, KV pool and temporary arrays together",
+        needed=needs.needed_bytes,
+        available=needs.available_bytes,
+        changes=changes,
     )
 
 
 def _static(
-    model: Llama, tokenizer: Tokenizer, config: EngineConfig, rows: _Rows, *, place: Place
+    rehearse: Callable[..., Rehearsal], config: EngineConfig, rows: SampledRows
 ) -> Rehearsal | None:
-    static = dataclasses.replace(rows.config(config), reservation="static")
     try:
-        return rehearsal.rehearse(model, tokenizer, static, rows.requests(), place=place)
+        return rehearse(dataclasses.replace(config, reservation="static"), rows.requests())
     except CapacityError:
         return None
 
 
 def _seconds(
-    paged: Rehearsal, rows: _Rows, speed: tuple[float, float] | None
+    paged: Rehearsal, rows: SampledRows, speed: tuple[float, float] | None
 ) -> tuple[float, float] | None:
     if speed is None or not rows.survey.rows:
         return None
-    tokens = (paged.prompt_tokens + paged.new_tokens) * (
-        rows.job.inputs.num_rows / rows.survey.rows
-    )
+    tokens = (paged.prompt_tokens + paged.new_tokens) * rows.scale
     slowest, fastest = speed
     return tokens / fastest, tokens / slowest
 
 
 def _situation(
-    job: PlannedJob, rows: _Rows, *, model: Llama, place: Place, workspace: int
+    config: EngineConfig, model: Llama, job: PlannedJob, rows: SampledRows, *, place: Place
 ) -> Situation:
-    config = job.spec.engine_config()
     return Situation(
         config=config,
         model=model.config,
+        dtype=_dtype(model),
         kv_dtype=limits.kv_dtype(config, model),
         max_model_len=job.max_model_len,
         longest=rows.longest,
         place=place,
         weights_bytes=memory_estimate.weights_bytes(model),
-        workspace_bytes=workspace,
     )
 
 
-def _changes(
-    job: PlannedJob,
-    rows: _Rows,
-    paged: Rehearsal,
-    resolved: Limits,
-    *,
-    model: Llama,
-    place: Place,
-) -> tuple[Change, ...]:
-    """What would help; nothing if every row fits and none had to make room."""
-    if not paged.preemptions and "kv_capacity" not in paged.rejected:
-        return ()
-    workspace = limits.workspace_bytes(resolved.shapes.num_lanes, model.config.vocab_size)
-    return advice.changes(_situation(job, rows, model=model, place=place, workspace=workspace))
-
-
-def _notes(spec: JobSpec, rows: _Rows, options: PlanOptions) -> tuple[str, ...]:
-    notes = []
-    if rows.survey.rows < rows.job.inputs.num_rows:
+def _notes(job: PlannedJob, rows: SampledRows, options: PlanOptions) -> tuple[str, ...]:
+    spec = job.spec
+    notes, _ = validate.look_at_output(job)
+    if job.seen is not None and not notes:
+        notes.append("the output folder has rows of this job already; the plan is of all rows")
+    if rows.survey.rows < job.inputs.num_rows:
         notes.append(
-            f"{rows.survey.rows:,} of {rows.job.inputs.num_rows:,} rows were looked at, in "
-            f"{_PIECES} pieces evenly spread; repetitions are those among them (--rows)"
+            f"{rows.survey.rows:,} of {job.inputs.num_rows:,} rows were looked at, in "
+            f"{len(rows.units)} pieces evenly spread (--rows): what is about is scaled up, the "
+            "longest row and repetitions are those among them"
         )
     if options.new_tokens is None and not spec.sampling.ignore_eos:
         notes.append("every completion is taken to run to its limit (--new-tokens)")
     if spec.sampling.prompt_logprobs is not None:
-        vocab_size = rows.job.checkpoint.config.vocab_size
+        vocab_size = job.checkpoint.config.vocab_size
         scores = limits.workspace_bytes(SCORE_ROWS, vocab_size)
         notes.append(
             f"prompt log-probabilities are computed for {SCORE_ROWS} tokens at a time, in "

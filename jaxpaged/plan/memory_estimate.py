@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxpaged.config import EngineConfig
 from jaxpaged.engine import batch, lanes, limits, memory
 from jaxpaged.engine.batch import SampleBatch
 from jaxpaged.engine.limits import Limits
@@ -96,24 +97,35 @@ def process_bytes(model: Llama) -> int:
     return memory.resident_bytes() + kernels + _ROWS_BYTES
 
 
-def by_formula(model: Llama, resolved: Limits, params: SamplingParams) -> Temporary:
+def by_formula(
+    model: Llama, resolved: Limits, params: SamplingParams | None, *, config: EngineConfig
+) -> Temporary:
     """Temporary memory from the shapes alone.
 
     Of a forward pass the stream and its like (four arrays as wide as the model) and the parts of
-    an MLP (three) live at once; of a sampler ten copies of the logits, or two where only the
-    likeliest token is wanted.
+    an MLP (three) live at once, or the partial results of decode attention; of a sampler ten copies
+    of the logits, or two where only the likeliest token is wanted.
+
+    Args:
+        model: May be without weights.
+        resolved: What the settings come to.
+        params: Of all rows; None if they differ.
+        config: The settings.
     """
     shape, itemsize = model.config, model.dtype.itemsize
     width = 4 * shape.hidden_size + 3 * shape.intermediate_size
     sampler = limits.workspace_bytes(resolved.shapes.num_lanes, shape.vocab_size)
     if _is_plain(params):
         sampler = sampler * _GREEDY_ARRAYS // limits.LOGITS_ARRAYS
-    return Temporary(
-        forward_bytes=resolved.shapes.most_tokens * width * itemsize, sampler_bytes=sampler
-    )
+    forward = resolved.shapes.most_tokens * width * itemsize
+    _, most = limits.reserve(config, shape, model.attention, resolved.max_model_len)
+    partials = most if most != limits.workspace_bytes(config.max_num_seqs, shape.vocab_size) else 0
+    return Temporary(forward_bytes=max(forward, partials), sampler_bytes=sampler)
 
 
-def by_compiler(model: Llama, resolved: Limits, params: SamplingParams) -> Temporary:
+def by_compiler(
+    model: Llama, resolved: Limits, params: SamplingParams | None, *, config: EngineConfig
+) -> Temporary:
     """Temporary memory as the compiler says, of programs that are compiled here and not run.
 
     The sampler's is of everything that a row can ask for; where only the likeliest tokens are
@@ -145,12 +157,14 @@ def by_compiler(model: Llama, resolved: Limits, params: SamplingParams) -> Tempo
     forward, sampler = runner.temporary_bytes(largest, arrays, samplers)
     memory.give_back()
     if _is_plain(params):
-        sampler = min(sampler, by_formula(model, resolved, params).sampler_bytes)
+        sampler = min(sampler, by_formula(model, resolved, params, config=config).sampler_bytes)
     return Temporary(forward_bytes=forward, sampler_bytes=sampler, by_compiler=True)
 
 
-def _is_plain(params: SamplingParams) -> bool:
-    """Whether a row wants the likeliest tokens and nothing else."""
+def _is_plain(params: SamplingParams | None) -> bool:
+    """Whether all rows want the likeliest tokens and nothing else."""
+    if params is None:
+        return False
     is_more = params.temperature > 0 or params.logprobs is not None or params.beam_width
     has_bias = params.logit_bias or params.min_tokens or params.best_of
     return not (is_more or has_bias or params.needs_history)

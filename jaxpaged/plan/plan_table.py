@@ -105,9 +105,19 @@ def _memory(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if memory.process_bytes:
         process = f"{size(memory.process_bytes)} of it Python, JAX and the model's tokenizer"
         yield "process at its peak", f"{size(memory.peak_bytes)}, {process}"
-    held = capacity.concurrent(plan.target.max_model_len)
-    lanes = f"engine.max_num_seqs is {plan.target.max_num_seqs:,}"
-    yield "requests at once", f"{held:,} of {plan.target.max_model_len:,} tokens; {lanes}"
+    target = plan.target
+    lanes = f"engine.max_num_seqs is {target.max_num_seqs:,}"
+    held = capacity.concurrent(target.max_model_len)
+    static = f"{held:,} with {target.max_model_len:,} tokens reserved for each; {lanes}"
+    if plan.paged is not None and plan.paged.mean_blocks:
+        on_demand = int(capacity.num_blocks / plan.paged.mean_blocks)
+        yield (
+            "room in the pool for",
+            f"about {on_demand:,} of these rows at once with blocks on demand",
+        )
+        yield "", static
+    else:
+        yield "room in the pool for", static
 
 
 def _schedules(plan: JobPlan, paged: Rehearsal) -> rich.table.Table:

@@ -5,7 +5,6 @@ a job gives them. Every completion ends at its limit: what depends on what the m
 above all, cannot be known. For greedy completions of fixed length the counts are those of the run.
 """
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 
@@ -17,6 +16,7 @@ from jaxpaged.engine.engine import Engine
 from jaxpaged.job.pipeline import FEED_FACTOR
 from jaxpaged.model.llama import Llama
 from jaxpaged.model.tokenizer import Tokenizer
+from jaxpaged.plan.survey import MAX_EXAMPLES
 from jaxpaged.request import Request, SamplingParams
 
 
@@ -29,6 +29,7 @@ class Rehearsal:
         preemptions: Sequences that had to make room.
         peak_running: Most sequences at once.
         mean_running: Of sequences over all steps.
+        mean_blocks: Blocks in use for each running sequence, on average.
         peak_used_blocks: Most blocks in use at once.
         touched_blocks: Blocks of the pool that are ever written to.
         kv_waste_share: Slots of blocks in use that held no token, over all steps, of all their
@@ -42,12 +43,14 @@ class Rehearsal:
         token_buckets: Sizes of steps that take in prompts.
         executables: Programs to compile.
         rejected: Requests that can never run, by error code.
+        rejected_ids: The ids of the first of them.
     """
 
     steps: int
     preemptions: int
     peak_running: int
     mean_running: float
+    mean_blocks: float
     peak_used_blocks: int
     touched_blocks: int
     kv_waste_share: float
@@ -60,6 +63,7 @@ class Rehearsal:
     token_buckets: tuple[int, ...]
     executables: int
     rejected: dict[str, int]
+    rejected_ids: dict[str, tuple[int, ...]]
 
     @property
     def padding_share(self) -> float:
@@ -75,6 +79,7 @@ def rehearse(
     requests: Iterable[Request],
     *,
     place: Place,
+    max_new: int | None = None,
 ) -> Rehearsal:
     """What the scheduler would do with the requests.
 
@@ -83,8 +88,9 @@ def rehearse(
         tokenizer: The model's.
         config: The engine's settings. Preemption counts as by recompute unless they say "swap":
             which of the two "auto" takes depends on times.
-        requests: In the order of the job.
+        requests: In the order of the job. What the engine would refuse, it refuses here, too.
         place: Where the engine would run.
+        max_new: Tokens to assume of a completion at most.
 
     Raises:
         ConfigError: A setting does not suit the model.
@@ -95,18 +101,20 @@ def rehearse(
     resolved = limits.resolve(config, model, device=place.device, available=place.available_bytes)
     runner = DryRunner(resolved.shapes)
     engine = Engine(model, tokenizer, config, place=place, make_runner=lambda *_: runner)
-    rejected = collections.Counter[str]()
-    waiting = iter(requests)
+    rejected: dict[str, list[int]] = {}
+    waiting = (_endless(engine, request, max_new) for request in requests)
     _fill(engine, waiting)
     if engine.has_work():
         engine.warm_up()
-    peak_running = total_running = 0
+    peak_running = total_running = total_used = 0
     while engine.has_work():
         _fill(engine, waiting)
         for completion in engine.step():
-            rejected.update([completion.error_code] if completion.error_code else [])
+            if completion.error_code is not None:
+                rejected.setdefault(completion.error_code, []).append(completion.request_id)
         peak_running = max(peak_running, engine.stats.running)
         total_running += engine.stats.running
+        total_used += engine.stats.used_blocks
         _fill(engine, waiting)
     engine.check_integrity()
     stats = engine.stats
@@ -116,6 +124,7 @@ def rehearse(
         preemptions=stats.recomputes + stats.swaps,
         peak_running=peak_running,
         mean_running=total_running / stats.steps if stats.steps else 0.0,
+        mean_blocks=total_used / total_running if total_running else 0.0,
         peak_used_blocks=stats.peak_used_blocks,
         touched_blocks=runner.touched_blocks,
         kv_waste_share=1 - stats.live_slot_steps / reserved if reserved else 0.0,
@@ -127,21 +136,21 @@ def rehearse(
         padding_tokens=stats.padding_tokens,
         token_buckets=runner.shapes.token_buckets,
         executables=runner.num_executables,
-        rejected=dict(rejected),
+        rejected={code: len(ids) for code, ids in rejected.items()},
+        rejected_ids={code: tuple(ids[:MAX_EXAMPLES]) for code, ids in rejected.items()},
     )
 
 
-def without_ends(params: SamplingParams, *, max_new: int | None = None) -> SamplingParams:
-    """The parameters of a completion that nothing ends but its limit.
-
-    Args:
-        params: The row's own. Beams count as so many samples.
-        max_new: Most tokens to assume, however many the row allows.
-    """
-    limit = params.max_tokens
+def _endless(engine: Engine, request: Request, max_new: int | None) -> Request:
+    """The request with nothing that ends its completions but their limit, unless the engine refuses
+    it as it is. Beams count as so many samples."""
+    if engine.fault(request) is not None:
+        return request
+    limit = request.params.max_tokens
     if max_new is not None:
         limit = max_new if limit is None else min(limit, max_new)
-    return SamplingParams(max_tokens=limit, ignore_eos=True, n=params.num_samples)
+    params = SamplingParams(max_tokens=limit, ignore_eos=True, n=request.params.num_samples)
+    return dataclasses.replace(request, params=params)
 
 
 def _fill(engine: Engine, waiting: Iterator[Request]) -> None:

@@ -1,5 +1,7 @@
 """Tokens per second as a plan is told them: a figure, a range, or the report of an earlier run."""
 
+import math
+
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import report
 from jaxpaged.job.output import output_view
@@ -20,6 +22,8 @@ def speed(text: str | None, measured: Store | None) -> tuple[float, float] | Non
         ConfigError: The text is not such numbers, or the folder has no report with a speed.
     """
     if measured is not None:
+        if text is not None:
+            raise ConfigError("--speed and --speed-of exclude each other; leave one of them out")
         return _around(_of_report(measured))
     if text is None:
         return None
@@ -27,7 +31,8 @@ def speed(text: str | None, measured: Store | None) -> tuple[float, float] | Non
         numbers = [float(part) for part in text.split("-")]
     except ValueError:
         numbers = []
-    if not 1 <= len(numbers) <= 2 or min(numbers) <= 0 or numbers != sorted(numbers):
+    is_rising = numbers == sorted(numbers) and all(map(math.isfinite, numbers))
+    if not 1 <= len(numbers) <= 2 or not is_rising or numbers[0] <= 0:
         raise ConfigError(
             f"--speed: expected tokens per second such as 750, or a range such as 600-800; found "
             f"{text!r}"

@@ -14,7 +14,8 @@ from jaxpaged.job.prompt.prompts import Prompt
 from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
 from jaxpaged.job.sections import OnTooLong
 
-_MAX_EXAMPLES = 3
+MAX_EXAMPLES = 3
+"""Rows that are named of those at fault with a code."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,6 +29,11 @@ class PolicyEffect:
 
     rows: int = 0
     tokens_cut: int = 0
+
+
+def place(count: int, percent: int) -> int:
+    """Where in ordered values that one stands which so many in 100 are not above."""
+    return max(0, -(-count * percent // 100) - 1)
 
 
 class Lens:
@@ -53,9 +59,8 @@ class Lens:
         if not self._values:
             return {}
         ordered = sorted(self._values)
-        last = len(ordered) - 1
-        places = {"min": 0, "median": last // 2, "p90": last * 9 // 10, "p99": last * 99 // 100}
-        return {name: ordered[place] for name, place in places.items()} | {"max": ordered[-1]}
+        shares = {"min": 0, "median": 50, "p90": 90, "p99": 99, "max": 100}
+        return {name: ordered[place(len(ordered), share)] for name, share in shares.items()}
 
     def summary(self) -> dict[str, Any]:
         """Count, sum, quantiles and histogram, in JSON's types."""
@@ -84,7 +89,7 @@ class Survey:
     Attributes:
         rows: Rows looked at.
         prompt_lens: Of whole prompts, before anything is cut.
-        new_lens: Most tokens that a row may generate.
+        new_lens: Most tokens that a row may generate, of rows whose prompts leave room for any.
         faults: Rows at fault by code, with the addresses of the first ones.
         skipped: Rows that are passed over, by code.
         too_long: Rows that leave no room for a completion.
@@ -119,26 +124,24 @@ class Survey:
     def fault(self, place: str, fault: RowFault) -> None:
         """A row has no valid prompt or parameters."""
         self.rows += 1
-        self.add_fault(fault.code, place)
+        self.add_faults(fault.code, [place], 1)
 
-    def add_fault(self, code: str, place: str) -> None:
-        """A row that was counted already turns out to be at fault."""
-        self.fault_counts[code] += 1
+    def add_faults(self, code: str, places: list[str], count: int) -> None:
+        """Rows that were counted already turn out to be at fault; some of their addresses."""
+        self.fault_counts[code] += count
         examples = self.faults.setdefault(code, [])
-        if len(examples) < _MAX_EXAMPLES:
-            examples.append(place)
+        examples.extend(places[: MAX_EXAMPLES - len(examples)])
 
     def skip(self, skip: RowSkipped) -> None:
         """A row is passed over."""
         self.rows += 1
         self.skipped[skip.code] += 1
 
-    def add(self, prompt: Prompt, *, new_tokens: int) -> None:
-        """A row has a prompt and may generate so many tokens."""
+    def add(self, prompt: Prompt) -> None:
+        """A row has a prompt."""
         ids = prompt.whole_ids
         self.rows += 1
         self.prompt_lens.add(len(ids))
-        self.new_lens.add(new_tokens)
         self.special_texts += prompt.has_special_text
         if len(ids) >= self._max_model_len:
             self._add_too_long(prompt)

@@ -1,7 +1,9 @@
 """Whether completions of the paged engine are those of the decoder without a pool."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,10 @@ from jaxpaged.model.llama import Llama
 from jaxpaged.request import Completion, Request
 from jaxpaged.shapes import AnyArray
 
-_TOLERANCES: dict[KVDType, float] = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
-"""How far the logit of a greedy token may be below the largest one, by how keys and values are
-stored: sums in another order, and in narrow formats their rounding. Wider roundings are only
-told."""
+_TOLERANCES: dict[str, float] = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
+"""How far the logit of a greedy token may be below the largest one, by the dtype of weights or of
+keys and values: sums in another order, and the rounding of narrow formats. For narrower ones
+nothing is promised."""
 
 # Lengths are padded to multiples of it: few programs serve all.
 _PADDING = 256
@@ -33,7 +35,8 @@ class Check:
         requests: Requests whose completions were looked at.
         tokens: Their tokens.
         equal: Tokens that are the likeliest of the unpaged decoder, too.
-        largest_gap: How far the logit of a token was below the likeliest one's, at most.
+        largest_gap: How far the logit of a token was below the likeliest one's, at most; infinite
+            where logits are not finite.
         tolerance: What counts as equal up to rounding; None where nothing is promised.
     """
 
@@ -44,9 +47,14 @@ class Check:
     tolerance: float | None
 
     @property
-    def is_good(self) -> bool:
-        """Whether all tokens are the unpaged decoder's, up to rounding."""
-        return self.tolerance is None or self.largest_gap <= self.tolerance
+    def is_good(self) -> bool | None:
+        """Whether all tokens are the unpaged decoder's, up to rounding; None without a promise."""
+        return None if self.tolerance is None else self.largest_gap <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures in JSON's types, without infinity."""
+        gap = self.largest_gap if math.isfinite(self.largest_gap) else None
+        return dataclasses.asdict(self) | {"largest_gap": gap, "is_good": self.is_good}
 
 
 def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Completion]]) -> Check:
@@ -66,6 +74,7 @@ def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Comple
         first, count = len(request.prompt_ids) - 1, len(completion.token_ids)
         rows = np.minimum(np.arange(first, first + padded.size), padded.size - 2)
         gaps = np.asarray(gaps_of(graph, weights, padded, rows[: _most_rows(count)]))[:count]
+        gaps = np.where(np.isfinite(gaps), gaps, np.inf)
         requests += 1
         tokens += len(gaps)
         equal += int(np.sum(gaps == 0))
@@ -75,8 +84,15 @@ def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Comple
         tokens=tokens,
         equal=equal,
         largest_gap=largest,
-        tolerance=_TOLERANCES.get(kv_dtype),
+        tolerance=_tolerance(str(model.dtype), kv_dtype),
     )
+
+
+def _tolerance(dtype: str, kv_dtype: KVDType) -> float | None:
+    """The wider one of both; None where nothing is promised."""
+    if kv_dtype not in _TOLERANCES:
+        return None
+    return max(_TOLERANCES[dtype], _TOLERANCES[kv_dtype])
 
 
 def _gaps(

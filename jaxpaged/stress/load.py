@@ -9,6 +9,7 @@ from typing import Any
 from jaxpaged.engine import memory
 from jaxpaged.engine.engine import Engine
 from jaxpaged.job.timeline import Timeline, TimelineRecorder
+from jaxpaged.plan.survey import place
 from jaxpaged.request import Completion, Request
 
 
@@ -17,8 +18,8 @@ class Latency:
     """How long something took, in milliseconds.
 
     Attributes:
-        median: Of half of them at most.
-        p95: Of 95 in 100 at most.
+        median: What half of them did not exceed.
+        p95: What 95 in 100 did not exceed.
         most: The longest.
     """
 
@@ -52,7 +53,7 @@ class Load:
         mean_used_share: Blocks in use of all, on average over the steps.
         kv_waste_share: Slots of blocks in use that held no token, of all of them.
         padding_share: Of all computed token positions.
-        peak_bytes: Most memory in use: of the device, on a CPU of the process.
+        peak_bytes: Most memory in use behind a step: of the device, on a CPU of the process.
         timeline: What went on over time.
     """
 
@@ -165,8 +166,9 @@ def latency(seconds: Sequence[float]) -> Latency:
     if not seconds:
         return Latency(median=0.0, p95=0.0, most=0.0)
     ordered = sorted(seconds)
-    last = len(ordered) - 1
-    median, p95, most = (round(1000 * ordered[last * at // 100], 1) for at in (50, 95, 100))
+    median, p95, most = (
+        round(1000 * ordered[place(len(ordered), share)], 1) for share in (50, 95, 100)
+    )
     return Latency(median=median, p95=p95, most=most)
 
 

@@ -28,11 +28,17 @@ def options(
     """
     if lengths is not None and (prompts or new_tokens):
         raise ConfigError("--lengths says how long prompts and completions are; leave out --prompt")
+    in_flight = _concurrency(concurrency)
+    if lengths is None and requests < in_flight[-1]:
+        raise ConfigError(
+            f"--requests {requests:,} are fewer than --concurrency {in_flight[-1]:,}: they could "
+            "never be in flight at once; ask for more requests"
+        )
     return StressOptions(
         shape=_shape(prompts, new_tokens, prefix),
         lengths=None if lengths is None else pathlib.Path(lengths),
         requests=requests,
-        concurrency=_concurrency(concurrency),
+        concurrency=in_flight,
         pool_bytes=None if memory is None else cards.parse_size(memory, "--memory"),
         is_compared=is_compared,
         checked=checked,

@@ -70,18 +70,28 @@ def render(report: StressReport) -> str:
         ConfigError: matplotlib is not installed.
     """
     charts.require()
-    is_good = report.exit_code == 0
     return page.render(
         Page(
             title="Load test",
-            state="as without a pool" if is_good else "differs from the decoder without a pool",
-            is_good=is_good,
+            state=_state(report),
+            is_good=not report.is_failed,
             lead=report.model,
             figures=list(_figures(report)),
             sections=_sections(report),
             foot=f"jaxpaged {report.versions.get('jaxpaged', '')}",
         )
     )
+
+
+def _state(report: StressReport) -> str:
+    """What is known of the completions, in a few words."""
+    if any(not load.requests for load in report.loads):
+        return "no request completed"
+    if report.check is None:
+        return "not compared"
+    if report.check.is_good is None:
+        return "compared, nothing promised"
+    return "as without a pool" if report.check.is_good else "differs from that without a pool"
 
 
 def _figures(report: StressReport) -> Iterator[Figure]:

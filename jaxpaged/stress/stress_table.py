@@ -10,6 +10,7 @@ import rich.text
 from jaxpaged.engine.shortage import size
 from jaxpaged.plan import plan_table
 from jaxpaged.plan.survey import Lens
+from jaxpaged.stress.check import Check
 from jaxpaged.stress.load import Latency, Load
 from jaxpaged.stress.sweep import StressReport
 
@@ -61,7 +62,7 @@ def verdict(report: StressReport) -> Iterator[str]:
     """What paging gains at the highest concurrency, the comparison, and what was not tried."""
     widest = report.widest
     paged, static = widest.get("paged"), widest.get("static")
-    if paged and static:
+    if paged and static and static.mean_running and static.tokens_per_second:
         yield (
             f"in {size(report.pool_bytes)} of KV memory, with {paged.concurrency:,} requests in "
             f"flight: {paged.mean_running:.1f} at once with blocks on demand, "
@@ -70,15 +71,25 @@ def verdict(report: StressReport) -> Iterator[str]:
             f"{paged.tokens_per_second / static.tokens_per_second:.2f} times the tokens/s)"
         )
     if report.check is not None:
-        found = report.check
-        outcome = "all" if found.equal == found.tokens else f"{found.equal:,}"
-        excess = "" if found.is_good else f", more than {found.tolerance:.2g}: THEY DIFFER"
-        yield (
-            f"{outcome} of {found.tokens:,} tokens of {found.requests:,} requests are the "
-            "likeliest of the decoder without a pool; "
-            f"largest gap of a logit {found.largest_gap:.2g}{excess}"
-        )
+        yield comparison(report.check)
+    for load in report.loads:
+        if not load.requests:
+            yield f"NO REQUEST COMPLETED at {load.concurrency:,} in flight, {load.reservation}"
     yield from report.notes
+
+
+def comparison(found: Check) -> str:
+    """What comparing with the decoder without a pool came to."""
+    outcome = "all" if found.equal == found.tokens else f"{found.equal:,}"
+    told = {
+        True: "",
+        False: f", more than {found.tolerance}: THEY DIFFER",
+        None: "; with keys and values stored so narrowly nothing is promised",
+    }[found.is_good]
+    return (
+        f"{outcome} of {found.tokens:,} tokens of {found.requests:,} requests are the likeliest of "
+        f"the decoder without a pool; largest gap of a logit {found.largest_gap:.2g}{told}"
+    )
 
 
 def _facts(report: StressReport) -> Iterator[tuple[str, str]]:

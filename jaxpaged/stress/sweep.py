@@ -15,7 +15,6 @@ from jaxpaged.engine.shortage import size
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.job import versions
 from jaxpaged.job.spec import JobSpec
-from jaxpaged.model.llama import Llama
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.plan.survey import Lens
 from jaxpaged.request import Request
@@ -90,9 +89,15 @@ class StressReport:
         return {one.reservation: one for one in self.loads if one.concurrency == most}
 
     @property
+    def is_failed(self) -> bool:
+        """Whether completions are not the unpaged decoder's, or a load completed no request."""
+        differs = self.check is not None and self.check.is_good is False
+        return differs or any(not one.requests for one in self.loads)
+
+    @property
     def exit_code(self) -> int:
-        """1 if the completions are not the unpaged decoder's."""
-        return 0 if self.check is None or self.check.is_good else 1
+        """1 if something is wrong."""
+        return int(self.is_failed)
 
     def to_json(self) -> dict[str, Any]:
         """The report in JSON's types."""
@@ -106,7 +111,7 @@ class StressReport:
             "prompt_tokens": self.prompt_lens.summary(),
             "new_tokens": self.new_lens.summary(),
             "loads": [one.to_json() for one in self.loads],
-            "check": dataclasses.asdict(self.check) if self.check else None,
+            "check": self.check.to_json() if self.check else None,
             "notes": self.notes,
         }
 
@@ -127,11 +132,14 @@ def stress(
         CapacityError: Weights or pool cannot fit.
         InputSchemaError: The file with lengths cannot be used.
     """
+    # What is wrong with the lengths is found before the weights are loaded.
+    lens = None if options.lengths is None else workload.read(options.lengths, options.requests)
     note(f"loading {spec.model}")
     model, tokenizer, config = load_model(spec.model, spec.engine_config())
     length = limits.max_model_len(config, model.config)
-    requests = _requests(spec, options, tokenizer, max_model_len=length)
-    num_blocks = _num_blocks(config, options, model, max_model_len=length)
+    requests = _requests(spec, options, tokenizer, lens=lens, max_model_len=length)
+    token_bytes = limits.token_bytes(model.config, limits.kv_dtype(config, model))
+    num_blocks = _num_blocks(config, options, token_bytes, max_model_len=length)
     loads: list[Load] = []
     notes: list[str] = []
     description, pairs = "", []
@@ -145,10 +153,12 @@ def stress(
         )
         try:
             engine = Engine(model, tokenizer, trial)
-        except CapacityError as error:
+        except CapacityError:
             if reservation == "paged":
                 raise
-            notes.append(f"static reservation was not tried: {error}")
+            # Once is enough.
+            if not notes:
+                notes.append(_no_static(num_blocks, config, length, token_bytes=token_bytes))
             continue
         note(f"{concurrency} requests in flight, {reservation}: {engine.description}")
         found, completions = load.run(engine, requests, concurrency)
@@ -164,7 +174,6 @@ def stress(
     if pairs:
         note(f"comparing {len(pairs)} completions with the unpaged decoder")
         checked = check.check(model, limits.kv_dtype(config, model), pairs)
-    token_bytes = limits.token_bytes(model.config, limits.kv_dtype(config, model))
     return StressReport(
         model=spec.model,
         engine=description,
@@ -188,20 +197,24 @@ def _trials(options: StressOptions) -> Iterator[tuple[int, Reservation]]:
 
 
 def _requests(
-    spec: JobSpec, options: StressOptions, tokenizer: Tokenizer, *, max_model_len: int
+    spec: JobSpec,
+    options: StressOptions,
+    tokenizer: Tokenizer,
+    *,
+    lens: list[tuple[int, int]] | None,
+    max_model_len: int,
 ) -> list[Request]:
     special = set(tokenizer.special_tokens.values())
     ids = [token for token in range(tokenizer.vocab_size) if token not in special]
     common = {"token_ids": ids, "max_model_len": max_model_len, "seed": spec.seed}
-    if options.lengths is not None:
-        return workload.from_table(options.lengths, options.requests, shape=options.shape, **common)
+    if lens is not None:
+        return workload.from_lens(lens, shape=options.shape, **common)
     return workload.from_shape(options.shape, options.requests, **common)
 
 
 def _num_blocks(
-    config: EngineConfig, options: StressOptions, model: Llama, *, max_model_len: int
+    config: EngineConfig, options: StressOptions, token_bytes: int, *, max_model_len: int
 ) -> int:
-    token_bytes = limits.token_bytes(model.config, limits.kv_dtype(config, model))
     block_bytes = token_bytes * config.block_size
     if options.pool_bytes is not None:
         if options.pool_bytes < block_bytes:
@@ -214,6 +227,18 @@ def _num_blocks(
         return config.num_blocks
     held = max(1, max(options.concurrency) // _STATIC_SHARE)
     return held * blocks_for(max_model_len, config.block_size)
+
+
+def _no_static(
+    num_blocks: int, config: EngineConfig, max_model_len: int, *, token_bytes: int
+) -> str:
+    needed = blocks_for(max_model_len, config.block_size) * config.block_size * token_bytes
+    held = num_blocks * config.block_size
+    return (
+        f"static reservation was not tried: {size(needed)} needed for one sequence of "
+        f"{max_model_len:,} tokens, {size(held * token_bytes)} in the pool. Cheapest changes: (1) "
+        f"engine.max_model_len: at most {held:,}; (2) --memory: at least {size(needed)}"
+    )
 
 
 def _budget(config: EngineConfig, concurrency: int) -> int | None:

@@ -109,41 +109,58 @@ def from_shape(
     return _requests(lens, shape, draw, token_ids=token_ids, max_model_len=max_model_len)
 
 
-def from_table(
-    path: pathlib.Path,
-    count: int,
+def read(path: pathlib.Path, count: int) -> list[tuple[int, int]]:
+    """Prompts' and completions' lengths of the first rows of Parquet, such as a job's output.
+
+    Args:
+        path: A file or a folder with columns `prompt_tokens` and `completion_tokens`.
+        count: How many; rows without a completion are passed over.
+
+    Raises:
+        InputSchemaError: There is no such table, or no usable row in it.
+    """
+    try:
+        dataset = ds.dataset(path, format="parquet")
+        for name in _COLUMNS:
+            kind = dataset.schema.field(name).type
+            if not pa.types.is_integer(kind):
+                raise InputSchemaError(
+                    f"--lengths: column {name} of {path} is {kind}, not integers"
+                )
+        has_tokens = (ds.field(_COLUMNS[0]) > 0) & (ds.field(_COLUMNS[1]) > 0)
+        table = dataset.scanner(columns=list(_COLUMNS), filter=has_tokens).head(count)
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputSchemaError(
+            f"--lengths: {path} is no Parquet with columns prompt_tokens and completion_tokens "
+            f"({reason}); give such a file, or the output folder of a job"
+        ) from None
+    if not table.num_rows:
+        raise InputSchemaError(f"--lengths: {path} has no row with tokens in both columns")
+    prompts, completions = (table.column(name).to_pylist() for name in _COLUMNS)
+    return list(zip(prompts, completions, strict=True))
+
+
+def from_lens(
+    lens: Sequence[tuple[int, int]],
     *,
     shape: Shape,
     token_ids: Sequence[int],
     max_model_len: int,
     seed: int,
 ) -> list[Request]:
-    """Requests with the lengths of the first rows of Parquet, for example of a job's output.
+    """Requests with the lengths of prompts and completions.
 
     Args:
-        path: A file or a folder with columns `prompt_tokens` and `completion_tokens`.
-        count: Most requests.
+        lens: The lengths.
         shape: What prompts share.
         token_ids: Prompts are drawn from them.
         max_model_len: Most tokens of prompt and completion.
         seed: Of all that is random.
 
     Raises:
-        InputSchemaError: There is no such table, or no usable row in it.
         ConfigError: A prompt leaves no room for a token.
     """
-    try:
-        table = ds.dataset(path, format="parquet").head(count, columns=list(_COLUMNS))
-    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputSchemaError(
-            f"--lengths: {path} is no Parquet with columns prompt_tokens and completion_tokens "
-            f"({reason}); give such a file, or the output folder of a job"
-        ) from None
-    pairs = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
-    lens = [(prompt, new) for prompt, new in pairs if prompt and new]
-    if not lens:
-        raise InputSchemaError(f"--lengths: {path} has no row with tokens in both columns")
     draw = random.Random(seed)
     return _requests(lens, shape, draw, token_ids=token_ids, max_model_len=max_model_len)
 

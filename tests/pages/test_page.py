@@ -108,7 +108,9 @@ def test_sections_without_blocks_are_left_out_and_shares_are_bars():
     [
         ("plain", "plain"),
         ("two\nlines\tand\u00a0spaces", "two\nlines\tand\u00a0spaces"),
-        ("\x00\x9b\u200f\u2066\ufeff\ud800\U0010ffff", "\ufffd" * 7),
+        ("\x00\x9b\u202e\u2066\ufeff\ud800\U0010ffff", "\ufffd" * 7),
+        ("right\u200f to left\u200e", "right\u200f to left\u200e"),
+        ("two\r\nlines", "two\nlines"),
         ("family: 👨\u200d👩, نص, 漢字", "family: 👨\u200d👩, نص, 漢字"),
         ("cr\r\u2028", "cr\ufffd\ufffd"),
     ],

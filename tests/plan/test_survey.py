@@ -21,7 +21,7 @@ def test_bins_double_and_hold_every_length() -> None:
         (65, 128, 1),
     ]
     assert lens.total == 165
-    assert lens.quantiles() == {"min": 1, "median": 5, "p90": 17, "p99": 17, "max": 100}
+    assert lens.quantiles() == {"min": 1, "median": 5, "p90": 17, "p99": 100, "max": 100}
 
 
 def test_no_lengths_have_no_quantiles() -> None:

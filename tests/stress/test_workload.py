@@ -60,23 +60,30 @@ def test_a_completion_that_would_not_fit_is_shorter_and_a_prompt_is_refused() ->
 def test_lengths_come_from_the_output_of_a_job(tmp_path: pathlib.Path) -> None:
     table = pa.table({"prompt_tokens": [3, 0, 7, 9], "completion_tokens": [5, 6, None, 2]})
     pq.write_table(table, tmp_path / "part-000000.parquet")
-    requests = workload.from_table(tmp_path, 10, shape=Shape(), **COMMON)
-    lens = [(len(request.prompt_ids), request.params.max_tokens) for request in requests]
+    lens = workload.read(tmp_path, 10)
     assert lens == [(3, 5), (9, 2)]
-    assert len(workload.from_table(tmp_path, 1, shape=Shape(), **COMMON)) == 1
+    assert workload.read(tmp_path, 1) == lens[:1]
+    requests = workload.from_lens(lens, shape=Shape(), **COMMON)
+    found = [(len(request.prompt_ids), request.params.max_tokens) for request in requests]
+    assert found == lens
 
 
 def test_files_without_lengths_are_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a"]}), path)
     with pytest.raises(InputSchemaError, match="no Parquet with columns prompt_tokens and"):
-        workload.from_table(path, 5, shape=Shape(), **COMMON)
+        workload.read(path, 5)
     path.write_text("x")
     with pytest.raises(InputSchemaError, match=r"--lengths: .*rows\.parquet is no Parquet"):
-        workload.from_table(path, 5, shape=Shape(), **COMMON)
-    pq.write_table(pa.table({"prompt_tokens": [0], "completion_tokens": [1]}), path)
+        workload.read(path, 5)
+    pq.write_table(pa.table({"prompt_tokens": ["3"], "completion_tokens": [1]}), path)
+    with pytest.raises(
+        InputSchemaError, match=r"column prompt_tokens of .* is string, not integers"
+    ):
+        workload.read(path, 5)
+    pq.write_table(pa.table({"prompt_tokens": [0, 4], "completion_tokens": [1, -4]}), path)
     with pytest.raises(InputSchemaError, match="has no row with tokens in both columns"):
-        workload.from_table(path, 5, shape=Shape(), **COMMON)
+        workload.read(path, 5)
 
 
 USUAL = {
@@ -114,6 +121,7 @@ def test_options_are_read() -> None:
         ({"concurrency": ""}, "--concurrency: expected numbers"),
         ({"memory": "lots"}, "--memory: expected a size such as 256MiB; found 'lots'"),
         ({"lengths": "x", "new_tokens": "5"}, "--lengths says how long prompts"),
+        ({"requests": 3}, "--requests 3 are fewer than --concurrency 4"),
     ],
 )
 def test_options_that_say_nothing_are_refused(changed, message: str) -> None:
