@@ -43,9 +43,14 @@ def serve(progress: MetricsProgress, *, host: str, port: int) -> Iterator[str]:
             "another port (0 takes one that is free), or an address of this machine"
         ) from error
     try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_port}/metrics"
+        yield address(host, server.server_port)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def address(host: str, port: int) -> str:
+    """The URL of the metrics; an address of IPv6 stands in brackets."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/metrics"
