@@ -72,7 +72,7 @@ class Oracle:
 
     def _rotate(self, x: np.ndarray, layer: int) -> np.ndarray:
         config = self.config
-        if not config.rotary_layers[layer]:
+        if config.rotary_layers and not config.rotary_layers[layer]:
             return x
         half = int(x.shape[-1] * config.rotary_share) // 2
         turned, kept = x[..., : 2 * half], x[..., 2 * half :]
@@ -88,8 +88,29 @@ class Oracle:
 
     def _mlp(self, x: np.ndarray, layer: int) -> np.ndarray:
         prefix = f"model.layers.{layer}.mlp"
+        if self.config.experts is not None:
+            return self._routed(x, layer)
         gate, up = self._parts(x, prefix, "gate_up_proj", ("gate_proj", "up_proj"), [1, 1])
         return self._linear(_ACTIVATIONS[self.config.activation](gate) * up, f"{prefix}.down_proj")
+
+    def _routed(self, x: np.ndarray, layer: int) -> np.ndarray:
+        """Row by row: the likeliest experts, each by its share."""
+        experts, prefix = self.config.experts, f"model.layers.{layer}.mlp"
+        names = ("gate_proj", "up_proj", "down_proj")
+        if f"{prefix}.gate.weight" not in self._tensors:
+            prefix, names = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+        logits = self._linear(x, f"{prefix}.gate")
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        output = np.zeros_like(x)
+        for row in range(x.shape[0]):
+            best = np.argsort(-odds[row])[: experts.per_token]
+            shares = odds[row, best] / (odds[row, best].sum() if experts.is_normed else 1)
+            for expert, share in zip(best, shares, strict=True):
+                gate, up, down = (f"{prefix}.experts.{expert}.{name}" for name in names)
+                hidden = _ACTIVATIONS[self.config.activation](self._linear(x[row], gate))
+                output[row] += share * self._linear(hidden * self._linear(x[row], up), down)
+        return output
 
     def _parts(
         self, x: np.ndarray, prefix: str, fused: str, names: Sequence[str], shares: list[int]

@@ -37,6 +37,9 @@ FEATURES: Mapping[str, str] = {
     "qwen2_yarn": "yarn RoPE, tied head",
     "qwen2_windows": "windows from a layer on",
     "qwen3": "query/key norms, own head width",
+    "mixtral": "2 of 5 experts",
+    "qwen3_moe": "3 of 6 experts, shares that add up to 1",
+    "qwen3_moe_shares": "2 of 4 experts, shares as they are",
     "phi3": "fused tensors, sliding window",
     "phi3_partial": "half of each head rotated",
     "phi3_short": "longrope within the original context",
@@ -47,6 +50,9 @@ FEATURES: Mapping[str, str] = {
     "gemma2": "GeGLU, four norms with offset, soft caps, alternating windows, scaled embedding",
     "gemma3": "query/key norms, two RoPE bases, linear RoPE in full layers",
 }
+
+NOT_SERVED = "none"
+"""In the place of an error in the table."""
 
 # Chunks of 9 tokens over blocks of 4: neither divides the prompt or the other.
 CHUNK, BLOCK = 9, 4
@@ -110,6 +116,11 @@ def cases() -> Mapping[str, Case]:
             name: Case(name=name, positions=positions, logits=arrays[name], **found)
             for name, found in content.items()
         }
+
+
+def served_by_kernels() -> list[str]:
+    """The cases that the kernels for CPUs serve: all without routed experts."""
+    return [name for name, case in cases().items() if "num_experts_per_tok" not in case.config]
 
 
 def measure(case: Case, attention: str) -> Parity:

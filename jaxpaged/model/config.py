@@ -7,10 +7,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxpaged.model.config_families import FAMILIES, NormPlaces, NormScale, QueryKeyNorm
+from jaxpaged.model.config_families import (
+    FAMILIES,
+    NormPlaces,
+    NormScale,
+    QueryKeyNorm,
+    TensorLayout,
+)
 from jaxpaged.model.config_fields import Fields
 from jaxpaged.model.config_keys import check_keys
-from jaxpaged.model.config_options import read_options
+from jaxpaged.model.config_options import RoutedExperts, read_options
 from jaxpaged.model.config_rope import RopeScaling, read_rope
 from jaxpaged.model.config_windows import Windows, read_windows
 
@@ -29,7 +35,7 @@ class ModelConfig:
     Attributes:
         vocab_size: Rows of the embedding; may exceed the tokenizer's tokens.
         hidden_size: Width of the residual stream.
-        intermediate_size: Width of the MLP.
+        intermediate_size: Width of the MLP, or of each expert.
         num_layers: Decoder layers.
         num_heads: Query heads of a layer.
         num_kv_heads: Key/value heads of a layer; divides `num_heads`.
@@ -58,13 +64,15 @@ class ModelConfig:
         residual_multiplier: What attention and MLP give is multiplied by before it is added.
         logits_divisor: What logits are divided by.
         rotary_share: Which part of a head is rotated, from its beginning.
-        rotary_layers: Of every layer, whether it rotates. All do unless given.
+        rotary_layers: Of every layer, whether it rotates; empty where all do.
         local_rope_theta: Base of the wavelengths of layers with a window, which are not stretched;
             None where they rotate as the others.
         rope_length: Longest sequence there will be, where frequencies depend on it; None is
             `max_position_embeddings`.
-        has_fused_tensors: The checkpoint holds queries, keys and values in one tensor, and the
-            MLP's gate and up in another.
+        tensor_layout: How the checkpoint names what the decoder knows as a Llama's: "phi3" holds
+            queries, keys and values in one tensor and the MLP's gate and up in another, "mixtral"
+            calls experts otherwise.
+        experts: Each layer has several MLPs, and every token goes through a few; None for one.
     """
 
     vocab_size: int
@@ -97,16 +105,15 @@ class ModelConfig:
     rotary_layers: tuple[bool, ...] = ()
     local_rope_theta: float | None = None
     rope_length: int | None = None
-    has_fused_tensors: bool = False
+    tensor_layout: TensorLayout = "llama"
+    experts: RoutedExperts | None = None
 
     def __post_init__(self) -> None:
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.num_layers)
-        if not self.rotary_layers:
-            object.__setattr__(self, "rotary_layers", (True,) * self.num_layers)
         if len(self.windows) != self.num_layers:
             raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
-        if len(self.rotary_layers) != self.num_layers:
+        if self.rotary_layers and len(self.rotary_layers) != self.num_layers:
             raise ValueError(f"{len(self.rotary_layers)} rotary_layers for {self.num_layers}")
 
     @property
@@ -125,6 +132,10 @@ class ModelConfig:
     def rotary_width(self) -> int:
         """How much of a head is rotated; even."""
         return int(self.head_dim * self.rotary_share)
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer rotates queries and keys by position."""
+        return not self.rotary_layers or self.rotary_layers[layer]
 
     def for_length(self, length: int) -> "ModelConfig":
         """The configuration of a decoder whose longest sequence has so many tokens.
@@ -167,7 +178,6 @@ class ModelConfig:
         return cls(
             vocab_size=fields.size("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.size("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -181,11 +191,11 @@ class ModelConfig:
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             attention_bias=fields.flag("attention_bias"),
             mlp_bias=fields.flag("mlp_bias"),
-            windows=read_windows(fields, family, options.rotary_layers),
+            windows=read_windows(fields, family, num_layers, options.rotary_layers),
             qkv_bias=family.has_qkv_bias,
             query_key_norm=family.query_key_norm,
             norm_places=family.norm_places,
             norm_scale=family.norm_scale,
-            has_fused_tensors=family.is_fused,
+            tensor_layout=family.tensor_layout,
             **options._asdict(),
         )

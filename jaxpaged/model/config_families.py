@@ -10,6 +10,7 @@ from typing import Any, Literal
 QueryKeyNorm = Literal["none", "head", "width"]
 NormPlaces = Literal["before", "behind", "around"]
 NormScale = Literal["rounded", "wide", "one_plus"]
+TensorLayout = Literal["llama", "phi3", "mixtral"]
 WindowRule = Literal["declared", "all", "upper", "pattern", "without_rope"]
 
 
@@ -29,7 +30,9 @@ class Family:
         norm_scale: See `ModelConfig`.
         activation_key: Which key names the activation.
         scales_embedding: Embeddings are multiplied by the root of their width.
-        is_fused: Queries, keys and values are one tensor, and so are the MLP's gate and up.
+        tensor_layout: See `ModelConfig`.
+        has_experts: Each layer has several MLPs.
+        mlp_width_key: Which key is the width of the MLP, or of each of them.
         windows: Which layers have the window of `sliding_window` where `layer_types` is absent:
             "declared" none (the window is refused), "all", "upper" those from `max_window_layers`
             on, "pattern" all but every n-th, "without_rope" those that do not rotate.
@@ -46,11 +49,18 @@ class Family:
     norm_scale: NormScale = "rounded"
     activation_key: str = "hidden_act"
     scales_embedding: bool = False
-    is_fused: bool = False
+    tensor_layout: TensorLayout = "llama"
+    has_experts: bool = False
+    mlp_width_key: str = "intermediate_size"
     windows: WindowRule = "declared"
     has_local_rope: bool = False
 
 
+_EXPERT_KEYS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
+# Of training, or of what is given back beside logits.
+_EXPERTS_WITHOUT_EFFECT = frozenset(
+    {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
+)
 _UPPER_WINDOWS = frozenset({"max_window_layers"})
 _GEMMA_DEFAULTS = {
     "head_dim": 256,
@@ -103,13 +113,43 @@ FAMILIES: Mapping[str, Family] = {
         query_key_norm="head",
         windows="upper",
     ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        defaults={
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rope_theta": 1000000.0,
+        },
+        keys=_EXPERT_KEYS,
+        without_effect=_EXPERTS_WITHOUT_EFFECT,
+        windows="all",
+        tensor_layout="mixtral",
+        has_experts=True,
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        defaults={
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+        },
+        keys=_EXPERT_KEYS | {"moe_intermediate_size", "norm_topk_prob"},
+        without_effect=_EXPERTS_WITHOUT_EFFECT | {"max_window_layers"},
+        query_key_norm="head",
+        windows="all",
+        has_experts=True,
+        mlp_width_key="moe_intermediate_size",
+    ),
     "phi3": Family(
         architecture="Phi3ForCausalLM",
         defaults={"original_max_position_embeddings": 4096},
         keys=frozenset({"original_max_position_embeddings", "partial_rotary_factor"}),
         # The published folders name code that Hugging Face has taken over since.
         without_effect=frozenset({"auto_map", "embd_pdrop", "resid_pdrop"}),
-        is_fused=True,
+        tensor_layout="phi3",
         windows="all",
     ),
     "granite": Family(

@@ -85,6 +85,8 @@ _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "logits_scaling": (None, 1.0),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
+    "decoder_sparse_step": (None, 1),
+    "mlp_only_layers": (None, []),
     "quantization_config": (None,),
     "compression_config": (None,),
     "is_decoder": (None, True, False),

@@ -1,5 +1,6 @@
 """The constants by which families differ, as a `config.json` declares them."""
 
+import dataclasses
 from typing import Literal, NamedTuple
 
 from jaxpaged.errors import CheckpointError
@@ -15,6 +16,21 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedExperts:
+    """The MLPs of a layer that has several.
+
+    Attributes:
+        count: How many.
+        per_token: How many of them a token goes through.
+        is_normed: What they give a token is weighed by shares that add up to 1.
+    """
+
+    count: int
+    per_token: int
+    is_normed: bool
+
+
 class Options(NamedTuple):
     """Fields of `ModelConfig`, by the same names."""
 
@@ -26,6 +42,8 @@ class Options(NamedTuple):
     residual_multiplier: float
     logits_divisor: float
     rotary_layers: tuple[bool, ...]
+    experts: RoutedExperts | None
+    intermediate_size: int
 
 
 def read_options(fields: Fields, family: Family, *, num_layers: int, hidden_size: int) -> Options:
@@ -44,6 +62,8 @@ def read_options(fields: Fields, family: Family, *, num_layers: int, hidden_size
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
         rotary_layers=_rotary_layers(fields, family, num_layers),
+        experts=_experts(fields) if family.has_experts else None,
+        intermediate_size=fields.size(family.mlp_width_key),
     )
 
 
@@ -69,10 +89,21 @@ def _attention_scale(fields: Fields) -> float | None:
     return _optional(fields, "attention_multiplier")
 
 
+def _experts(fields: Fields) -> RoutedExperts:
+    key = "num_local_experts" if fields.values.get("num_local_experts") else "num_experts"
+    count, per_token = fields.size(key), fields.size("num_experts_per_tok")
+    if per_token > count:
+        fields.fail("num_experts_per_tok", f"at most {count}, which is how many experts there are")
+    return RoutedExperts(count=count, per_token=per_token, is_normed=fields.flag("norm_topk_prob"))
+
+
 def _rotary_layers(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ...]:
-    """Of every layer, whether it rotates: `no_rope_layers` has 1 for those that do."""
+    """Of every layer, whether it rotates: `no_rope_layers` has 1 for those that do.
+
+    Empty in families whose layers all do.
+    """
     if "no_rope_layers" not in family.keys:
-        return (True,) * num_layers
+        return ()
     given = fields.values.get("no_rope_layers")
     if given is None:
         interval = fields.size("no_rope_layer_interval")

@@ -9,7 +9,9 @@ Windows = tuple[int | None, ...]
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def read_windows(fields: Fields, family: Family, rotary_layers: tuple[bool, ...]) -> Windows:
+def read_windows(
+    fields: Fields, family: Family, num_layers: int, rotary_layers: tuple[bool, ...]
+) -> Windows:
     """The window of every layer: the keys that a query sees, its own included, or None for all.
 
     `layer_types` says which layers have the window of `sliding_window`. Without it the family has
@@ -18,12 +20,12 @@ def read_windows(fields: Fields, family: Family, rotary_layers: tuple[bool, ...]
     Args:
         fields: The whole `config.json`.
         family: Whose it is.
-        rotary_layers: Of every layer, whether it rotates.
+        num_layers: Layers of the model.
+        rotary_layers: Of every layer, whether it rotates; empty where all do.
 
     Raises:
         CheckpointError: A key is malformed, or two do not go together.
     """
-    num_layers = len(rotary_layers)
     if not fields.flag("use_sliding_window", default=True):
         return (None,) * num_layers
     declared = fields.values.get("sliding_window") is not None
@@ -32,15 +34,19 @@ def read_windows(fields: Fields, family: Family, rotary_layers: tuple[bool, ...]
         return _by_layer_types(fields, num_layers, window)
     if window is None:
         return (None,) * num_layers
-    has_window = _by_rule(fields, family, rotary_layers, window)
+    has_window = _by_rule(fields, family, num_layers, rotary_layers, window)
     return tuple(window if has else None for has in has_window)
 
 
 def _by_rule(
-    fields: Fields, family: Family, rotary_layers: tuple[bool, ...], window: int
+    fields: Fields,
+    family: Family,
+    num_layers: int,
+    rotary_layers: tuple[bool, ...],
+    window: int,
 ) -> list[bool]:
     """Of every layer, whether it has the window where nothing says so."""
-    layers = range(len(rotary_layers))
+    layers = range(num_layers)
     if family.windows == "all":
         return [True for _ in layers]
     if family.windows == "upper":

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from jaxpaged.model import rope
-from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.config import Activation, ModelConfig
 from jaxpaged.model.config_families import NormScale
 from jaxpaged.shapes import AnyArray
 from pallas_kernels import Implementation
@@ -161,6 +161,11 @@ def rotate(
     cos, sin = (table[:, None, :].astype(x.dtype) for table in tables)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def activated(x: Float[Array, "T I"], activation: Activation) -> Float[Array, "T I"]:
+    """`x` through an activation."""
+    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=True)
 
 
 def scaled(x: Float[Array, "T M"], factor: float) -> Float[Array, "T M"]:

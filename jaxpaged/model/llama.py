@@ -22,6 +22,7 @@ from jaxpaged.model import attention as attention_module
 from jaxpaged.model import layers
 from jaxpaged.model.attention import Attention, AttentionBatch, Scores
 from jaxpaged.model.config import Activation, ModelConfig
+from jaxpaged.model.experts import RoutedMLP
 from jaxpaged.shapes import AnyArray
 from pallas_kernels import Implementation
 
@@ -33,11 +34,6 @@ Attend = Callable[..., tuple[Array, Any]]
 
 ALL_KEYS = 2**30
 """The window of a layer without one: more keys than any sequence has."""
-
-_ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-}
 
 
 class MLP(nnx.Module):
@@ -62,7 +58,7 @@ class MLP(nnx.Module):
         self, x: Float[Array, "T M"], place: layers.Place, *, added: Float[Array, "T M"] | None
     ) -> Float[Array, "T M"]:
         """The MLP's output, and what is added to it."""
-        gated = _ACTIVATIONS[self.activation](self.gate_proj(x, place)) * self.up_proj(x, place)
+        gated = layers.activated(self.gate_proj(x, place), self.activation) * self.up_proj(x, place)
         return self.down_proj(gated, place, added=added)
 
 
@@ -94,7 +90,11 @@ class DecoderLayer(nnx.Module):
         self.self_attn = Attention(config, lead=lead, dtype=dtype, implementation=attention)
         self.post_attention_layernorm = norm()
         self.pre_feedforward_layernorm = norm() if places == "around" else None
-        self.mlp = MLP(config, lead=lead, dtype=dtype, implementation=attention)
+        self.mlp = (
+            MLP(config, lead=lead, dtype=dtype, implementation=attention)
+            if config.experts is None
+            else RoutedMLP(config, config.experts, lead=lead, dtype=dtype)
+        )
         self.post_feedforward_layernorm = norm() if places != "before" else None
         self.norms_behind = places != "before"
         self.multiplier = config.residual_multiplier
@@ -154,6 +154,8 @@ class Llama(nnx.Module):
         layer_loop: LayerLoop,
         attention: Implementation = "xla",
     ) -> None:
+        if attention == "llvm" and config.experts is not None:
+            raise ValueError("routed experts have no kernels for CPUs; use xla")
         if attention == "llvm" and layer_loop != "scan":
             raise ValueError("the kernels for CPUs read the panels of all layers; use scan")
         self.config = config

@@ -47,7 +47,7 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def _kind(config: ModelConfig, layer: int) -> str:
-    if not config.rotary_layers[layer]:
+    if not config.rotates(layer):
         return "none"
     is_local = config.local_rope_theta is not None and config.windows[layer] is not None
     return "local" if is_local else "usual"

@@ -17,6 +17,8 @@ from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
 from pallas_kernels import Implementation
 
+_EXPERTS = ".mlp.experts."
+
 Path = tuple[collections.abc.Hashable, ...]
 
 
@@ -74,7 +76,15 @@ def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -
 
 
 def _read(checkpoint: Checkpoint, name: str) -> np.ndarray:
-    """A tensor of the decoder, cut out of the one that holds it."""
+    """A tensor of the decoder, cut out of the one that holds it or put together from experts."""
+    experts = checkpoint.config.experts
+    if experts is not None and _EXPERTS in name:
+        names = (name.replace(_EXPERTS, f"{_EXPERTS}{expert}.") for expert in range(experts.count))
+        return np.stack([_read_one(checkpoint, one) for one in names])
+    return _read_one(checkpoint, name)
+
+
+def _read_one(checkpoint: Checkpoint, name: str) -> np.ndarray:
     source = tensor_source(checkpoint.config, name)
     return checkpoint.tensor(source.name)[source.rows]
 
@@ -83,7 +93,7 @@ def _oriented(tensor: np.ndarray, path: Path) -> np.ndarray:
     """Linear maps are stored `[out, in]` in checkpoints and `[in, out]` here, or in panels."""
     if path[-1] == "panels":
         return np.asarray(pallas_kernels.pack(tensor.T))
-    return tensor.T if path[-1] == "kernel" else tensor
+    return np.swapaxes(tensor, -1, -2) if path[-1] in ("kernel", "kernels") else tensor
 
 
 def _tensor_name(path: Path) -> str:
@@ -94,6 +104,6 @@ def _tensor_name(path: Path) -> str:
         return "lm_head.weight"
     parts = path
     leaf = "bias" if path[-1] == "bias" else "weight"
-    if path[-1] in ("kernel", "panels", "bias", "scale"):
+    if path[-1] in ("kernel", "kernels", "panels", "bias", "scale"):
         parts = path[:-1]
     return ".".join(["model", *map(str, parts), leaf])

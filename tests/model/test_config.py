@@ -8,6 +8,7 @@ import pytest
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.config_families import FAMILIES
+from jaxpaged.model.config_options import RoutedExperts
 from jaxpaged.model.config_rope import RopeScaling
 
 MINIMAL = {
@@ -405,7 +406,9 @@ def test_granites_multipliers_arrive():
 def test_layers_without_rope_are_those_that_the_model_names():
     assert family("smollm3", num_hidden_layers=5).rotary_layers == (True,) * 3 + (False, True)
     assert family("smollm3", no_rope_layers=[0, 1]).rotary_layers == (False, True)
-    assert read().rotary_layers == (True, True)
+    assert read().rotary_layers == ()
+    assert read().rotates(1)
+    assert not family("smollm3", no_rope_layers=[0, 1]).rotates(0)
 
 
 def test_longrope_of_phi_is_read_with_its_own_names():
@@ -459,6 +462,33 @@ def test_what_a_family_lacks_is_refused_by_name(model_type, key, value):
 def test_malformed_layers_without_rope_are_named(layers, message):
     with pytest.raises(CheckpointError, match=rf"^config\.json: no_rope_layers {message}"):
         family("smollm3", no_rope_layers=layers)
+
+
+def test_experts_arrive_under_either_name():
+    mixtral = family("mixtral", num_key_value_heads=2, num_local_experts=4)
+    assert mixtral.experts == RoutedExperts(count=4, per_token=2, is_normed=True)
+    assert mixtral.intermediate_size == 128
+    qwen = family("qwen3_moe", num_key_value_heads=2, num_experts=16, moe_intermediate_size=24)
+    assert qwen.experts == RoutedExperts(count=16, per_token=8, is_normed=False)
+    assert qwen.intermediate_size == 24
+    assert read().experts is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 4}, "num_experts_per_tok is 8; expected at most 4"),
+        ({"num_experts": 8, "mlp_only_layers": [1]}, r"mlp_only_layers is \[1\], .* not supported"),
+        (
+            {"num_experts": 8, "decoder_sparse_step": 2},
+            "decoder_sparse_step is 2, .* not supported",
+        ),
+        ({}, "num_experts is missing"),
+    ],
+)
+def test_experts_that_are_not_served_are_named(changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        family("qwen3_moe", num_key_value_heads=2, moe_intermediate_size=24, **changes)
 
 
 def test_per_layer_values_are_one_for_each_layer():

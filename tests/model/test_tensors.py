@@ -135,6 +135,16 @@ def test_tensor_of_another_family_is_named(model_type, name):
         check_tensors(config, shapes, "m")
 
 
+def test_a_mixtral_names_its_experts_otherwise():
+    config = of_family("mixtral", num_local_experts=3)
+    shapes = expected_shapes(config)
+    assert shapes["model.layers.0.block_sparse_moe.gate.weight"] == (3, 16)
+    assert shapes["model.layers.0.block_sparse_moe.experts.2.w2.weight"] == (16, 24)
+    name = "model.layers.0.mlp.experts.2.up_proj.weight"
+    assert tensor_source(config, name).name == "model.layers.0.block_sparse_moe.experts.2.w3.weight"
+    assert not any(".mlp." in name for name in shapes)
+
+
 def test_norms_are_as_wide_as_what_they_norm():
     olmo2, qwen3 = expected_shapes(of_family("olmo2")), expected_shapes(of_family("qwen3"))
     for shapes, widths in ((olmo2, (16, 8)), (qwen3, (4, 4))):

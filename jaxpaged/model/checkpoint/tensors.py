@@ -34,6 +34,15 @@ _FUSED = {
 }
 
 
+# Parts of names in a Llama or Qwen3 and what a Mixtral has in their place.
+_MIXTRAL = {
+    "mlp.": "block_sparse_moe.",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+
+
 class TensorSource(NamedTuple):
     """Where a checkpoint holds a tensor of the decoder."""
 
@@ -63,7 +72,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 def tensor_source(config: ModelConfig, name: str) -> TensorSource:
     """Where the checkpoint holds a tensor that the decoder knows by the name it has in a Llama."""
-    if not config.has_fused_tensors:
+    if config.tensor_layout == "mixtral":
+        return TensorSource(_as_mixtral(name), slice(None))
+    if config.tensor_layout == "llama":
         return TensorSource(name, slice(None))
     sizes = {part: shape[0] for part, shape, _ in _projections(config)}
     for fused, parts in _FUSED.items():
@@ -124,7 +135,9 @@ def _query_key_norms(config: ModelConfig) -> dict[str, int]:
 def _stored_projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], ...]:
     """The projections as the checkpoint holds them, fused or each by itself."""
     single = _projections(config)
-    if not config.has_fused_tensors:
+    if config.tensor_layout == "mixtral":
+        return tuple((_as_mixtral(name), shape, bias) for name, shape, bias in single)
+    if config.tensor_layout == "llama":
         return single
     by_name = {name: (shape, has_bias) for name, shape, has_bias in single}
     fused = []
@@ -137,7 +150,7 @@ def _stored_projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], .
 
 def _projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], ...]:
     """Name within the layer, shape, and whether there is a bias."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
     has_bias = config.attention_bias or config.qkv_bias
@@ -146,10 +159,31 @@ def _projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], ...]:
         ("self_attn.k_proj", (keys, width), has_bias),
         ("self_attn.v_proj", (keys, width), has_bias),
         ("self_attn.o_proj", (width, queries), config.attention_bias),
-        ("mlp.gate_proj", (inner, width), config.mlp_bias),
-        ("mlp.up_proj", (inner, width), config.mlp_bias),
-        ("mlp.down_proj", (width, inner), config.mlp_bias),
+        *_feed_forward(config),
     )
+
+
+def _feed_forward(config: ModelConfig) -> list[tuple[str, Shape, bool]]:
+    width, inner = config.hidden_size, config.intermediate_size
+    maps = (
+        ("gate_proj", (inner, width)),
+        ("up_proj", (inner, width)),
+        ("down_proj", (width, inner)),
+    )
+    if config.experts is None:
+        return [(f"mlp.{name}", shape, config.mlp_bias) for name, shape in maps]
+    count = config.experts.count
+    return [("mlp.gate", (count, width), False)] + [
+        (f"mlp.experts.{expert}.{name}", shape, False)
+        for expert in range(count)
+        for name, shape in maps
+    ]
+
+
+def _as_mixtral(name: str) -> str:
+    for ours, its in _MIXTRAL.items():
+        name = name.replace(ours, its)
+    return name
 
 
 def _is_ignored(name: str, config: ModelConfig) -> bool:
