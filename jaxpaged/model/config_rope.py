@@ -122,9 +122,12 @@ def read_rope(fields: Fields, family: Family, head_dim: int) -> RopeSettings:
     pairs = int(head_dim * share) // 2
     if int(head_dim * share) % 2 or pairs == 0:
         fields.fail("partial_rotary_factor", f"an even part of a head of {head_dim}")
+    scaling = _scaling(fields, rope, family, pairs)
+    if scaling is not None and scaling.rope_type == "yarn" and theta <= 1.0:
+        (rope if rope.values.get("rope_theta") else fields).fail("rope_theta", "more than 1")
     return RopeSettings(
         theta=theta,
-        scaling=_scaling(fields, rope, family, pairs),
+        scaling=scaling,
         share=share,
         local_theta=local_theta,
     )

@@ -271,6 +271,10 @@ def test_unknown_rope_type_is_refused_by_name(rope_type):
             {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0},
             "beta_fast is 1.0; expected more than beta_slow",
         ),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0},
+            "rope_theta is 1.0; expected more than 1",
+        ),
         ({"rope_type": "longrope"}, "short_factor is None; expected a list of 8"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 7}, "short_factor is a list of 7"),
         (
