@@ -115,7 +115,11 @@ def test_unrolled_layers_give_the_same_logits(folder_of, name: str) -> None:
     np.testing.assert_allclose(last, case.logits[-1], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "granite", "olmo2", "gemma2", "gemma3", "qwen3_moe"])
+# In `qwen3_moe` rounding sends a token to another expert, in transformers too, and its logits are
+# far off then.
+@pytest.mark.parametrize(
+    "name", ["qwen3", "granite", "olmo2", "gemma2", "gemma3", "qwen3_moe_shares"]
+)
 def test_bfloat16_logits_are_near(folder_of, name: str) -> None:
     case = CASES[name]
     model = load(folder_of(name), dtype="bfloat16")
