@@ -1,4 +1,4 @@
-"""Writes tiny Llama and Mistral models in Hugging Face layout, for tests of every layer.
+"""Writes tiny models in Hugging Face layout, for tests of every layer.
 
     folder = write_tiny_llama(tmp_path / "tiny")                 # random weights
     folder = write_scripted_llama(tmp_path / "s", {65: 66})      # token 65 is followed by 66
@@ -123,6 +123,46 @@ def write_tiny_llama(
     write_weights(folder, {k: v.astype(_DTYPES[dtype]) for k, v in tensors.items()}, num_shards)
     write_tokenizer(folder, vocab_size, kind=tokenizer, add_bos=add_bos, template=chat_template)
     return folder
+
+
+def write_tiny_model(
+    folder: pathlib.Path,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    seed: int,
+) -> pathlib.Path:
+    """A new folder with a random model of any family; returns it.
+
+    Args:
+        folder: Is created.
+        config: The whole config.json.
+        shapes: Name to shape of every tensor, as the family's checkpoints have them.
+        seed: Of the numbers: each tensor's depend on it and on the tensor's place among the names.
+    """
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", config)
+    tensors = {}
+    for place, name in enumerate(sorted(shapes)):
+        random = np.random.default_rng([seed, place])
+        values = random.standard_normal(tuple(shapes[name]))
+        tensors[name] = (_spread(name, shapes[name]) * values + _middle(name)).astype(np.float32)
+    write_weights(folder, tensors)
+    write_tokenizer(folder, config["vocab_size"])
+    return folder
+
+
+def _spread(name: str, shape: Sequence[int]) -> float:
+    """Of a tensor's numbers: such that values stay about 1 through the layers."""
+    if "norm" in name or name.endswith(".bias"):
+        return 0.2
+    # Small: in a model whose head is the embedding, a token would only be followed by itself.
+    return 0.15 if "embed_tokens" in name else 1.5 * shape[-1] ** -0.5
+
+
+def _middle(name: str) -> float:
+    # Norms whose weights have 1 added scale by about 2, which is as good.
+    return 1.0 if "norm" in name else 0.0
 
 
 def write_scripted_llama(

@@ -63,6 +63,8 @@ def _on_cpu(config: EngineConfig, model: ModelConfig | None) -> Choice:
         kv_dtype=config.kv_dtype or dtype,
         head_dim=model.head_dim if model else None,
     )
+    if model and model.experts is not None:
+        ruled_out = "the kernels for CPUs have no grouped products, which routed experts need"
     if not ruled_out:
         return Choice("llvm", "compiled for this CPU, linear maps too")
     if config.attention == "llvm":

@@ -6,6 +6,7 @@ Knows nothing of rows, files or reports.
 import collections
 import collections.abc
 import dataclasses
+import logging
 import pathlib
 
 import jax.numpy as jnp
@@ -34,12 +35,15 @@ from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
 from jaxpaged.model import weights
 from jaxpaged.model.checkpoint import open_checkpoint
+from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import LayerLoop, Llama
 from jaxpaged.model.source import locate
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import Completion, ErrorCode, Request, SamplingParams
 from jaxpaged.scheduler import Scheduler, StepPlan, Usage
 from jaxpaged.sequence import SequenceStatus
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -386,14 +390,32 @@ def load_model(
     place = device.here()
     dtype = limits.dtype(config, place)
     memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
+    length = limits.max_model_len(config, checkpoint.config)
+    _tell_long_factors(checkpoint.config, length)
     with out_of_memory.told("loading the weights", ["end what else takes memory of the device"]):
         decoder = weights.load(
             checkpoint,
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place),
             attention=attention.choose(config, checkpoint.config, device=place).implementation,
+            max_model_len=length,
         )
     return decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype)
+
+
+def _tell_long_factors(model: ModelConfig, length: int) -> None:
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type != "longrope":
+        return
+    original = scaling.original_max_position_embeddings
+    if length > original:
+        _log.warning(
+            "engine.max_model_len is %d, above the model's original context of %d tokens: all rows "
+            "rotate by its long factors, short rows too; with %d they rotate by the short ones",
+            length,
+            original,
+            original,
+        )
 
 
 def layer_loop(place: Device) -> LayerLoop:

@@ -1,10 +1,11 @@
-"""Self-attention of one layer: project, write to the pool, read only through the pool.
+"""Self-attention of one layer: what is projected for it, and attention through the pool only.
 
 A step first writes the keys and values of its tokens and then attends through the block tables,
 to its own tokens too. So a token's keys and values are the same whether they came from one prefill,
 from chunks, from a block that is shared, or were computed again.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ class AttentionBatch(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention (arXiv:2305.13245) over the paged pool."""
+    """What grouped-query attention (arXiv:2305.13245) is given, and what is made of its result."""
 
     def __init__(
         self,
@@ -61,52 +62,63 @@ class Attention(nnx.Module):
     ) -> None:
         heads = config.num_heads * config.head_dim
         kv_heads = config.num_kv_heads * config.head_dim
-        shared = {"bias": config.attention_bias, "lead": lead, "dtype": dtype}
-        linear = layers.linear_kind(implementation)
-        self.q_proj = linear(config.hidden_size, heads, **shared)
-        self.k_proj = linear(config.hidden_size, kv_heads, **shared)
-        self.v_proj = linear(config.hidden_size, kv_heads, **shared)
-        self.o_proj = linear(heads, config.hidden_size, **shared)
-        self.head_dim = config.head_dim
-        self.implementation: Implementation = implementation
-
-    def __call__(
-        self,
-        pool: KVPool,
-        x: Float[Array, "T M"],
-        *,
-        stream: Float[Array, "T M"],
-        layer: Int[Array, ""],
-        window: Int[Array, ""],
-        rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
-        batch: AttentionBatch,
-    ) -> tuple[Float[Array, "T M"], KVPool]:
-        """The stream with this layer's attention added; the pool with the step's tokens in it."""
-        place = layers.Place(layer, batch.num_tokens)
-        q, k, v = self.project(x, place, rotary)
-        pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
-        attended = attend(
-            pool,
-            q,
-            layer=layer,
-            window=window,
-            batch=batch,
-            scale=self.head_dim**-0.5,
-            implementation=self.implementation,
+        shared = {"lead": lead, "dtype": dtype}
+        linear = functools.partial(layers.linear_kind(implementation), **shared)
+        bias = config.attention_bias or config.qkv_bias
+        self.q_proj = linear(config.hidden_size, heads, bias=bias)
+        self.k_proj = linear(config.hidden_size, kv_heads, bias=bias)
+        self.v_proj = linear(config.hidden_size, kv_heads, bias=bias)
+        self.o_proj = linear(heads, config.hidden_size, bias=config.attention_bias)
+        norm = functools.partial(
+            layers.RMSNorm, eps=config.rms_norm_eps, how=config.norm_scale, **shared
         )
-        return self.o_proj(attended.reshape(x.shape[0], -1), place, added=stream), pool
+        is_of_head = config.query_key_norm == "head"
+        has_norms = config.query_key_norm != "none"
+        self.q_norm = norm(config.head_dim if is_of_head else heads) if has_norms else None
+        self.k_norm = norm(config.head_dim if is_of_head else kv_heads) if has_norms else None
+        self.head_dim = config.head_dim
 
     def project(
         self,
         x: Float[Array, "T M"],
         place: layers.Place,
-        rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
+        rotary: tuple[Float[Array, "T R2"], Float[Array, "T R2"]],
     ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
-        """Queries and keys, both rotated, and values."""
+        """Queries and keys, normed if the model does and both rotated, and values."""
         heads = (x.shape[0], -1, self.head_dim)
-        q = layers.rotate(self.q_proj(x, place).reshape(heads), rotary)
-        k = layers.rotate(self.k_proj(x, place).reshape(heads), rotary)
+        q = layers.rotate(_normed(self.q_proj(x, place).reshape(heads), self.q_norm), rotary)
+        k = layers.rotate(_normed(self.k_proj(x, place).reshape(heads), self.k_norm), rotary)
         return q, k, self.v_proj(x, place).reshape(heads)
+
+
+def _normed(x: Float[Array, "T X D"], norm: layers.RMSNorm | None) -> Float[Array, "T X D"]:
+    """Heads, normed each or all of a token together, as wide as the norm is."""
+    return x if norm is None else norm(x.reshape(-1, norm.width)).reshape(x.shape)
+
+
+class Scores(NamedTuple):
+    """How a model's scores are made, and who computes attention."""
+
+    scale: float
+    """What the products of queries and keys are multiplied by."""
+    soft_cap: float | None
+    implementation: Implementation
+
+
+def write_and_attend(
+    pool: KVPool,
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    *,
+    layer: Int[Array, ""],
+    window: Int[Array, ""],
+    batch: AttentionBatch,
+    scores: Scores,
+) -> tuple[Float[Array, "T H D"], KVPool]:
+    """What the queries attend to, and the pool with the step's keys and values in it."""
+    pool = kv_pool.write(pool, layer, batch.slot_mapping, k, v)
+    return attend(pool, q, layer=layer, window=window, batch=batch, scores=scores), pool
 
 
 def attend(
@@ -116,15 +128,16 @@ def attend(
     layer: Int[Array, ""],
     window: Int[Array, ""],
     batch: AttentionBatch,
-    scale: float,
-    implementation: Implementation,
+    scores: Scores,
 ) -> Float[Array, "T H D"]:
     """Attention of the decode queries and of the prefill segments, each by its own function."""
+    implementation = scores.implementation
     shared = {
         "layer": layer,
         "block_tables": batch.block_tables,
         "window": window,
-        "scale": scale,
+        "scale": scores.scale,
+        "soft_cap": scores.soft_cap,
     }
     most = batch.token_lanes.shape[0]
     decoded = pallas_kernels.decode_attention(

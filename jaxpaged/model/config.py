@@ -1,4 +1,4 @@
-"""What a Llama-family model's `config.json` declares, as one checked value.
+"""What a model's `config.json` declares, as one checked value.
 
 Knows nothing of weights or devices.
 """
@@ -7,48 +7,35 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxpaged.errors import CheckpointError
+from jaxpaged.model.config_families import (
+    FAMILIES,
+    NormPlaces,
+    NormScale,
+    QueryKeyNorm,
+    TensorLayout,
+)
 from jaxpaged.model.config_fields import Fields
 from jaxpaged.model.config_keys import check_keys
+from jaxpaged.model.config_options import RoutedExperts, read_options
+from jaxpaged.model.config_rope import RopeScaling, read_rope
 from jaxpaged.model.config_windows import Windows, read_windows
 
-RopeType = Literal["linear", "llama3"]
+Activation = Literal["silu", "gelu_tanh"]
 
 # A file may lie; a value per layer is made before any tensor is looked for.
 _MAX_LAYERS = 4096
 
-# What Hugging Face takes for a Mistral where a key is absent (null says none).
-_MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
-
-    Attributes:
-        rope_type: "linear" divides every frequency by `factor`; "llama3" divides the low ones,
-            keeps the high ones and blends between.
-        factor: The stretch.
-        low_freq_factor: llama3: wavelengths above `original / low_freq_factor` are divided.
-        high_freq_factor: llama3: wavelengths below `original / high_freq_factor` are kept.
-        original_max_position_embeddings: llama3: the context the model was first trained with.
-    """
-
-    rope_type: RopeType
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape and the constants of one Llama-family decoder; hashable.
+    """The shape and the constants of one decoder; hashable.
+
+    What has a default is off by default: a plain Llama leaves all of it out.
 
     Attributes:
         vocab_size: Rows of the embedding; may exceed the tokenizer's tokens.
         hidden_size: Width of the residual stream.
-        intermediate_size: Width of the MLP.
+        intermediate_size: Width of the MLP, or of each expert.
         num_layers: Decoder layers.
         num_heads: Query heads of a layer.
         num_kv_heads: Key/value heads of a layer; divides `num_heads`.
@@ -62,6 +49,30 @@ class ModelConfig:
         mlp_bias: All three MLP projections have a bias.
         windows: Of every layer, the keys that a query sees, its own included; None where it sees
             all of them. All None unless given.
+        qkv_bias: Queries, keys and values have a bias even if `attention_bias` is off.
+        query_key_norm: RMS norms of queries and keys before they are rotated: "head" of each head,
+            "width" of all heads of a token together.
+        norm_places: Where a layer's norms are: "before" attention and MLP, "behind" them (before
+            what they give is added to the stream), or "around" them.
+        norm_scale: How a norm's weights are applied: to rows "rounded" to the model's dtype, in
+            float32 before rounding ("wide"), or so with 1 added to them ("one_plus").
+        activation: Of the MLP's gate.
+        attention_scale: What scores are multiplied by; None is `head_dim ** -0.5`.
+        score_cap: Scores become `cap * tanh(score / cap)`.
+        logit_cap: So do logits.
+        embedding_multiplier: What embeddings are multiplied by, rounded to the model's dtype.
+        residual_multiplier: What attention and MLP give is multiplied by before it is added.
+        logits_divisor: What logits are divided by.
+        rotary_share: Which part of a head is rotated, from its beginning.
+        rotary_layers: Of every layer, whether it rotates; empty where all do.
+        local_rope_theta: Base of the wavelengths of layers with a window, which are not stretched;
+            None where they rotate as the others.
+        rope_length: Longest sequence there will be, where frequencies depend on it; None is
+            `max_position_embeddings`.
+        tensor_layout: How the checkpoint names what the decoder knows as a Llama's: "phi3" holds
+            queries, keys and values in one tensor and the MLP's gate and up in another, "mixtral"
+            calls experts otherwise.
+        experts: Each layer has several MLPs, and every token goes through a few; None for one.
     """
 
     vocab_size: int
@@ -79,12 +90,31 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     windows: Windows = ()
+    qkv_bias: bool = False
+    query_key_norm: QueryKeyNorm = "none"
+    norm_places: NormPlaces = "before"
+    norm_scale: NormScale = "rounded"
+    activation: Activation = "silu"
+    attention_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    rotary_share: float = 1.0
+    rotary_layers: tuple[bool, ...] = ()
+    local_rope_theta: float | None = None
+    rope_length: int | None = None
+    tensor_layout: TensorLayout = "llama"
+    experts: RoutedExperts | None = None
 
     def __post_init__(self) -> None:
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.num_layers)
         if len(self.windows) != self.num_layers:
             raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
+        if self.rotary_layers and len(self.rotary_layers) != self.num_layers:
+            raise ValueError(f"{len(self.rotary_layers)} rotary_layers for {self.num_layers}")
 
     @property
     def max_window(self) -> int | None:
@@ -93,22 +123,45 @@ class ModelConfig:
         widths = [window for window in self.windows if window is not None]
         return max(widths) if len(widths) == len(self.windows) else None
 
+    @property
+    def score_scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def rotary_width(self) -> int:
+        """How much of a head is rotated; even."""
+        return int(self.head_dim * self.rotary_share)
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer rotates queries and keys by position."""
+        return not self.rotary_layers or self.rotary_layers[layer]
+
+    def for_length(self, length: int) -> "ModelConfig":
+        """The configuration of a decoder whose longest sequence has so many tokens.
+
+        The same unless rotary frequencies depend on it.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or scaling.rope_type not in ("dynamic", "longrope"):
+            return self
+        return dataclasses.replace(self, rope_length=length)
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], where: str) -> "ModelConfig":
-        """The value of a Hugging Face configuration of a Llama or a Mistral.
+        """The value of a Hugging Face configuration of a family in `config_families`.
 
         Args:
             config: The parsed `config.json`.
             where: Names the file in errors.
 
         Raises:
-            CheckpointError: Neither of them, a key is missing or malformed, or a key asks for a
+            CheckpointError: Another family, a key is missing or malformed, or a key asks for a
                 behaviour that is not supported; the message names the key.
         """
         check_keys(config, where)
-        if config["model_type"] == "mistral":
-            config = {**_MISTRAL_DEFAULTS, **config}
-        fields = Fields(values=config, where=where)
+        family = FAMILIES[config["model_type"]]
+        fields = Fields(values={**family.defaults, **config}, where=where)
         num_heads = fields.size("num_attention_heads")
         num_kv_heads = fields.size("num_key_value_heads", num_heads)
         hidden_size = fields.size("hidden_size")
@@ -120,77 +173,29 @@ class ModelConfig:
         num_layers = fields.size("num_hidden_layers")
         if num_layers > _MAX_LAYERS:
             fields.fail("num_hidden_layers", f"at most {_MAX_LAYERS} layers")
-        rope_theta, rope_scaling = _rope(fields)
+        rope = read_rope(fields, family, head_dim)
+        options = read_options(fields, family, num_layers=num_layers, hidden_size=hidden_size)
         return cls(
             vocab_size=fields.size("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.size("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_position_embeddings=fields.size("max_position_embeddings"),
-            rope_theta=rope_theta,
-            rope_scaling=rope_scaling,
+            rope_theta=rope.theta,
+            rope_scaling=rope.scaling,
+            rotary_share=rope.share,
+            local_rope_theta=rope.local_theta,
             rms_norm_eps=fields.number("rms_norm_eps"),
             tie_word_embeddings=fields.flag("tie_word_embeddings"),
             attention_bias=fields.flag("attention_bias"),
             mlp_bias=fields.flag("mlp_bias"),
-            windows=read_windows(fields, num_layers),
+            windows=read_windows(fields, family, num_layers, options.rotary_layers),
+            qkv_bias=family.has_qkv_bias,
+            query_key_norm=family.query_key_norm,
+            norm_places=family.norm_places,
+            norm_scale=family.norm_scale,
+            tensor_layout=family.tensor_layout,
+            **options._asdict(),
         )
-
-
-_ROPE_KEYS = frozenset(
-    {
-        "factor",
-        "high_freq_factor",
-        "low_freq_factor",
-        "original_max_position_embeddings",
-        "rope_theta",
-        "rope_type",
-        "type",
-    }
-)
-
-
-def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling, from the old spelling or from `rope_parameters`."""
-    rope = _rope_fields(fields)
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if rope_type == "default":
-        return theta, None
-    if rope_type == "linear":
-        return theta, RopeScaling(rope_type="linear", factor=rope.number("factor"))
-    if rope_type != "llama3":
-        rope.fail("rope_type", "'default', 'linear' or 'llama3', which are what is supported")
-    scaling = RopeScaling(
-        rope_type="llama3",
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position_embeddings=rope.size("original_max_position_embeddings"),
-    )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        rope.fail("high_freq_factor", f"more than low_freq_factor {scaling.low_freq_factor}")
-    return theta, scaling
-
-
-def _rope_fields(fields: Fields) -> Fields:
-    given = [key for key in ("rope_parameters", "rope_scaling") if fields.values.get(key)]
-    if not given:
-        return Fields(values={}, where=fields.where)
-    if len(given) == 2 and fields.values[given[0]] != fields.values[given[1]]:
-        fields.fail("rope_scaling", "the same as rope_parameters, or only one of the two")
-    rope = fields.values[given[0]]
-    if not isinstance(rope, Mapping):
-        fields.fail(given[0], "an object")
-    unknown = sorted(key for key in rope if key not in _ROPE_KEYS)
-    if rope.get("partial_rotary_factor") == 1.0:
-        unknown.remove("partial_rotary_factor")
-    if unknown:
-        raise CheckpointError(
-            f"{fields.where}: {given[0]}: {', '.join(unknown)} is not supported; supported keys "
-            "are " + ", ".join(sorted(_ROPE_KEYS))
-        )
-    return Fields(values=rope, where=f"{fields.where}: {given[0]}")

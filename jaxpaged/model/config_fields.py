@@ -27,6 +27,13 @@ class Fields:
             self.fail(key, "a whole number above 0")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number, 0 included."""
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+            self.fail(key, "a whole number")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._value(key, default)
@@ -53,5 +60,5 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise CheckpointError(f"{self.where}: {key} is missing; a Llama model needs it")
+            raise CheckpointError(f"{self.where}: {key} is missing; the model needs it")
         return value

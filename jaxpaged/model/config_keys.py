@@ -1,4 +1,4 @@
-"""Which keys of a `config.json` a Llama or a Mistral has, and which ask for another model.
+"""Which keys of a `config.json` a model of a known family has, and which ask for another model.
 
 Every key is honoured, known to be without effect on completions, or refused by name.
 """
@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.config_families import FAMILIES
 
 _log = logging.getLogger(__name__)
 
-# Read by `ModelConfig.from_hf`, and the token ids by the tokenizer.
+# Read by `ModelConfig.from_hf` in every family, and the token ids by the tokenizer.
 _HONOURED = frozenset(
     {
         "architectures",
@@ -19,6 +20,7 @@ _HONOURED = frozenset(
         "bos_token_id",
         "eos_token_id",
         "head_dim",
+        "hidden_act",
         "hidden_size",
         "intermediate_size",
         "layer_types",
@@ -59,12 +61,9 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 
-# A Mistral's weights are a Llama's, by name too; it differs in having a sliding window.
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-
-# A key that changes what the model computes, and the values that leave it as it is.
+# A key that changes what a model of some family computes, and the values that leave it as it is in
+# the families that do not have it.
 _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
     "hidden_activation": (None, "silu"),
     "attention_chunk_size": (None,),
     "no_rope_layers": (None, []),
@@ -79,9 +78,15 @@ _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
     "embedding_multiplier": (None, 1.0),
     "residual_multiplier": (None, 1.0),
     "attention_multiplier": (None,),
+    "use_bidirectional_attention": (None, False),
+    "rope_local_base_freq": (None,),
+    "no_rope_layer_interval": (None,),
+    "sliding_window_pattern": (None,),
     "logits_scaling": (None, 1.0),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
+    "decoder_sparse_step": (None, 1),
+    "mlp_only_layers": (None, []),
     "quantization_config": (None,),
     "compression_config": (None,),
     "is_decoder": (None, True, False),
@@ -92,35 +97,46 @@ _SUPPORTED_VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def check_keys(config: Mapping[str, Any], where: str) -> None:
-    """Makes sure that `config` describes a Llama or a Mistral and nothing more.
+    """Makes sure that `config` describes a model of a known family and nothing more.
 
     Raises:
         CheckpointError: Another architecture, or a key that asks for a behaviour that is not
             supported.
     """
     _check_architecture(config, where)
+    family = FAMILIES[config["model_type"]]
+    known = family.keys | family.without_effect
     for key, supported in _SUPPORTED_VALUES.items():
-        if key in config and config[key] not in supported:
+        if key not in known and key in config and config[key] not in supported:
             raise CheckpointError(
-                f"{where}: {key} is {config[key]!r}, which is not supported; supported: "
-                + ", ".join(repr(value) for value in supported)
+                f"{where}: {key} is {config[key]!r}, which is not supported in a "
+                f"{config['model_type']}; supported: " + ", ".join(map(repr, supported))
             )
-    unknown = sorted(set(config) - _HONOURED - _WITHOUT_EFFECT - set(_SUPPORTED_VALUES))
+    unknown = sorted(set(config) - _HONOURED - _WITHOUT_EFFECT - known - set(_SUPPORTED_VALUES))
     if unknown:
-        # Hugging Face's Llama does not read them either, so the completions are the same.
-        _log.warning("%s: keys that a Llama does not have are ignored: %s", where, unknown)
+        # Hugging Face does not read them either, so the completions are the same.
+        _log.warning(
+            "%s: keys that a %s does not have are ignored: %s",
+            where,
+            config["model_type"],
+            unknown,
+        )
 
 
 def _check_architecture(config: Mapping[str, Any], where: str) -> None:
     model_type = config.get("model_type")
     if model_type is None:
         raise CheckpointError(
-            f"{where}: model_type is missing; expected the config.json of a Llama or Mistral model"
+            f"{where}: model_type is missing; expected the config.json of one of "
+            + ", ".join(FAMILIES)
         )
-    expected = _ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
-    architectures = config.get("architectures") or [expected]
-    if expected is None or architectures != [expected]:
-        supported = " or ".join(f"{kind!r} with {name!r}" for kind, name in _ARCHITECTURES.items())
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    expected = [family.architecture] if family else None
+    architectures = config.get("architectures") or expected
+    if family is None or architectures != expected:
+        supported = ", ".join(
+            f"{kind!r} with {family.architecture!r}" for kind, family in FAMILIES.items()
+        )
         raise CheckpointError(
             f"{where}: model_type {model_type!r} with architectures {architectures!r} is not "
             f"supported; supported is model_type {supported}"

@@ -1,6 +1,7 @@
 """Which layers of a model attend through a sliding window, as its `config.json` declares it."""
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.config_families import Family
 from jaxpaged.model.config_fields import Fields
 
 Windows = tuple[int | None, ...]
@@ -8,14 +9,22 @@ Windows = tuple[int | None, ...]
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def read_windows(fields: Fields, num_layers: int) -> Windows:
+def read_windows(
+    fields: Fields, family: Family, num_layers: int, rotary_layers: tuple[bool, ...]
+) -> Windows:
     """The window of every layer: the keys that a query sees, its own included, or None for all.
 
-    `layer_types` says which layers have the window of `sliding_window`. Without it all of a
-    Mistral's have; a Llama's would ignore the window, so it is refused.
+    `layer_types` says which layers have the window of `sliding_window`. Without it the family has
+    a rule; a Llama would ignore the window, so it is refused.
+
+    Args:
+        fields: The whole `config.json`.
+        family: Whose it is.
+        num_layers: Layers of the model.
+        rotary_layers: Of every layer, whether it rotates; empty where all do.
 
     Raises:
-        CheckpointError: A key is malformed, or the two do not go together.
+        CheckpointError: A key is malformed, or two do not go together.
     """
     if not fields.flag("use_sliding_window", default=True):
         return (None,) * num_layers
@@ -23,13 +32,36 @@ def read_windows(fields: Fields, num_layers: int) -> Windows:
     window = fields.size("sliding_window") if declared else None
     if fields.values.get("layer_types") is not None:
         return _by_layer_types(fields, num_layers, window)
-    if window is not None and fields.values.get("model_type") != "mistral":
-        raise CheckpointError(
-            f"{fields.where}: sliding_window is {window}, which is not supported in a Llama "
-            "without layer_types; if the model was trained with a window, say which layers have "
-            "it in layer_types, otherwise set sliding_window to null"
-        )
-    return (window,) * num_layers
+    if window is None:
+        return (None,) * num_layers
+    has_window = _by_rule(fields, family, num_layers, rotary_layers, window)
+    return tuple(window if has else None for has in has_window)
+
+
+def _by_rule(
+    fields: Fields,
+    family: Family,
+    num_layers: int,
+    rotary_layers: tuple[bool, ...],
+    window: int,
+) -> list[bool]:
+    """Of every layer, whether it has the window where nothing says so."""
+    layers = range(num_layers)
+    if family.windows == "all":
+        return [True for _ in layers]
+    if family.windows == "upper":
+        first = fields.count("max_window_layers")
+        return [layer >= first for layer in layers]
+    if family.windows == "pattern":
+        period = fields.size("sliding_window_pattern")
+        return [(layer + 1) % period != 0 for layer in layers]
+    if family.windows == "without_rope":
+        return [not rotates for rotates in rotary_layers]
+    raise CheckpointError(
+        f"{fields.where}: sliding_window is {window}, which is not supported in a "
+        f"{fields.values.get('model_type')} without layer_types; if the model was trained with a "
+        "window, say which layers have it in layer_types, otherwise set sliding_window to null"
+    )
 
 
 def _by_layer_types(fields: Fields, num_layers: int, window: int | None) -> Windows:

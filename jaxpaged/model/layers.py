@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 
 import pallas_kernels
 from jaxpaged.model import rope
-from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.config import Activation, ModelConfig
+from jaxpaged.model.config_families import NormScale
 from jaxpaged.shapes import AnyArray
 from pallas_kernels import Implementation
 
@@ -78,11 +79,23 @@ def linear_kind(implementation: Implementation) -> type[Linear | PackedLinear]:
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467), computed in float32."""
+    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467), computed in float32.
 
-    def __init__(self, width: int, *, eps: float, lead: tuple[int, ...], dtype: jnp.dtype) -> None:
+    Args:
+        width: Of a row.
+        eps: Added to the mean square.
+        how: How its weights are applied, see `ModelConfig.norm_scale`.
+        lead: Leading axes.
+        dtype: Of its weights.
+    """
+
+    def __init__(
+        self, width: int, *, eps: float, how: NormScale, lead: tuple[int, ...], dtype: jnp.dtype
+    ) -> None:
         self.scale = nnx.Param(jnp.ones((*lead, width), dtype))
         self.eps = eps
+        self.how: NormScale = how
+        self.width = width
 
     def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
         """The normed rows, in the dtype they came in."""
@@ -93,22 +106,73 @@ class RMSNorm(nnx.Module):
         else:
             mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.eps)
-        return normed.astype(x.dtype) * self.scale[...][None, :]
+        if self.how == "rounded":
+            return normed.astype(x.dtype) * self.scale[...][None, :]
+        scale = self.scale[...].astype(jnp.float32)
+        scale = scale + 1.0 if self.how == "one_plus" else scale
+        return (normed * scale[None, :]).astype(x.dtype)
 
 
-def rotary_tables(
-    positions: Int[AnyArray, " T"], config: ModelConfig
+class Rotary(NamedTuple):
+    """Cosine and sine of the rotation angles of each token, float32; once if all layers rotate
+    alike, else of each kind of layer."""
+
+    cos: Float[Array, "*K T D2"]
+    sin: Float[Array, "*K T D2"]
+    kinds: Int[Array, " L"] | None
+    """Of every layer, which kind it is; None if all are alike."""
+
+    def of(self, layer: int | Int[Array, ""]) -> tuple[Float[Array, "T D2"], Float[Array, "T D2"]]:
+        """The tables of a layer."""
+        if self.kinds is None:
+            return self.cos, self.sin
+        kind = self.kinds[layer]
+        return self.cos[kind], self.sin[kind]
+
+
+def rotary_tables(positions: Int[AnyArray, " T"], config: ModelConfig) -> Rotary:
+    """The rotation angles of each position (RoPE, arXiv:2104.09864)."""
+    ropes, of_layers = rope.kinds(config)
+    tables = [_tables(positions, one) for one in ropes]
+    if len(tables) == 1:
+        return Rotary(*tables[0], kinds=None)
+    cos, sin = (jnp.stack(parts) for parts in zip(*tables, strict=True))
+    return Rotary(cos, sin, kinds=jnp.asarray(of_layers, jnp.int32))
+
+
+def _tables(
+    positions: Int[AnyArray, " T"], one: rope.Rope
 ) -> tuple[Float[Array, "T D2"], Float[Array, "T D2"]]:
-    """Cosine and sine of each position's rotation angles, float32 (RoPE, arXiv:2104.09864)."""
-    frequencies = jnp.asarray(rope.inverse_frequencies(config))
+    frequencies = jnp.asarray(one.frequencies)
     angles = jnp.asarray(positions, jnp.float32)[:, None] * frequencies[None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos, sin) if one.scale == 1.0 else (cos * one.scale, sin * one.scale)
 
 
 def rotate(
-    x: Float[Array, "T X D"], tables: tuple[Float[Array, "T D2"], Float[Array, "T D2"]]
+    x: Float[Array, "T X D"], tables: tuple[Float[Array, "T R2"], Float[Array, "T R2"]]
 ) -> Float[Array, "T X D"]:
-    """`x` rotated by position; the first half of each head is paired with the second."""
+    """`x` rotated by position, the first half of a head paired with the second; where the tables
+    are narrower than that, the beginning of each head is rotated and the rest kept."""
+    width = 2 * tables[0].shape[-1]
+    if width < x.shape[-1]:
+        rotated = rotate(x[..., :width], tables)
+        return jnp.concatenate([rotated, x[..., width:]], axis=-1)
     cos, sin = (table[:, None, :].astype(x.dtype) for table in tables)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def activated(x: Float[Array, "T I"], activation: Activation) -> Float[Array, "T I"]:
+    """`x` through an activation."""
+    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=True)
+
+
+def scaled(x: Float[Array, "T M"], factor: float) -> Float[Array, "T M"]:
+    """`x` times a number that is not rounded to its dtype."""
+    return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
+def capped(x: Float[Array, "T M"], cap: float | None) -> Float[Array, "T M"]:
+    """`cap * tanh(x / cap)`; `x` itself without a cap."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxpaged.model import layers
-from jaxpaged.model.llama import ALL_KEYS, DecoderLayer, Llama
+from jaxpaged.model.llama import Llama
 from jaxpaged.shapes import AnyArray
 
 
@@ -29,48 +28,20 @@ def logits(
         rows: Places of the tokens.
     """
     model: Llama = nnx.merge(graph, weights)
-    ids = jnp.asarray(token_ids)
-    num_tokens = jnp.int32(ids.shape[0])
-    x = model.embed_tokens[...][ids]
-    rotary = layers.rotary_tables(jnp.arange(ids.shape[0]), model.config)
-    windows = jnp.asarray([window or ALL_KEYS for window in model.config.windows], jnp.int32)
-    if not isinstance(model.layers, DecoderLayer):
-        for index, layer in enumerate(model.layers):
-            place = layers.Place(jnp.int32(index), num_tokens)
-            x = _layer(layer, x, place, window=windows[index], rotary=rotary)
-        return _behind(model, x, rows)
-    layer_graph, panels, stacked = nnx.split(model.layers, layers.Panels, ...)
+    ids, places = jnp.asarray(token_ids), jnp.asarray(rows)
+    config = model.config
 
-    def body(carry, parts):
-        x, index = carry
-        layer = nnx.merge(layer_graph, panels, parts)
-        place = layers.Place(index, num_tokens)
-        return (_layer(layer, x, place, window=windows[index], rotary=rotary), index + 1), None
+    def attend_all(carried, q, k, v, *, layer, window):
+        return attend(q, k, v, window=window, scale=config.score_scale, cap=config.score_cap), None
 
-    (x, _), _ = jax.lax.scan(body, (x, jnp.int32(0)), stacked)
-    return _behind(model, x, rows)
-
-
-def _behind(
-    model: Llama, stream: Float[Array, "T M"], rows: Int[AnyArray, " R"]
-) -> Float[Array, "R V"]:
-    places = jnp.asarray(rows)
+    stream, _ = model.stream(
+        ids,
+        jnp.arange(ids.shape[0]),
+        attend=attend_all,
+        carried=None,
+        num_tokens=jnp.int32(ids.shape[0]),
+    )
     return model.logits(stream[places], jnp.int32(places.shape[0]))
-
-
-def _layer(
-    layer: DecoderLayer,
-    x: Float[Array, "T M"],
-    place: layers.Place,
-    *,
-    window: Int[Array, ""],
-    rotary: tuple[Float[Array, "T D2"], Float[Array, "T D2"]],
-) -> Float[Array, "T M"]:
-    attention = layer.self_attn
-    q, k, v = attention.project(layer.input_layernorm(x), place, rotary)
-    attended = attend(q, k, v, window=window).reshape(x.shape[0], -1)
-    x = attention.o_proj(attended, place, added=x)
-    return layer.mlp(layer.post_attention_layernorm(x), place, stream=x)
 
 
 def attend(
@@ -79,15 +50,18 @@ def attend(
     v: Float[Array, "T K D"],
     *,
     window: Int[Array, ""],
+    scale: float,
+    cap: float | None,
 ) -> Float[Array, "T H D"]:
     """Causal grouped-query attention with the softmax written out, in float32."""
-    num_tokens, num_heads, width = q.shape
+    num_tokens, num_heads, _ = q.shape
     group = num_heads // k.shape[1]
     k, v = (jnp.repeat(x.astype(jnp.float32), group, axis=1) for x in (k, v))
-    scores = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), k, precision="highest")
+    scores = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), k, precision="highest") * scale
+    scores = scores if cap is None else cap * jnp.tanh(scores / cap)
     positions = jnp.arange(num_tokens)
     behind = positions[:, None] - positions[None, :]
     is_seen = (behind >= 0) & (behind < window)
-    scores = jnp.where(is_seen[None], scores * width**-0.5, -jnp.inf)
+    scores = jnp.where(is_seen[None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1)
     return jnp.einsum("hqk,khd->qhd", weights, v, precision="highest").astype(q.dtype)

@@ -13,9 +13,11 @@ from flax import nnx
 
 import pallas_kernels
 from jaxpaged.model.checkpoint import Checkpoint
-from jaxpaged.model.checkpoint.tensors import check_tensors
+from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
 from pallas_kernels import Implementation
+
+_EXPERTS = ".mlp.experts."
 
 Path = tuple[collections.abc.Hashable, ...]
 
@@ -26,14 +28,24 @@ def load(
     dtype: jnp.dtype,
     layer_loop: LayerLoop,
     attention: Implementation = "xla",
+    max_model_len: int | None = None,
 ) -> Llama:
     """The decoder with the checkpoint's weights on the default device.
+
+    Args:
+        checkpoint: The model.
+        dtype: Of weights and activations.
+        layer_loop: How layers are driven.
+        attention: Who computes attention.
+        max_model_len: Most tokens of a sequence; None is what the model was trained for. Only
+            rotary frequencies of some models depend on it.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected or of another shape; names it.
     """
     config = checkpoint.config
     check_tensors(config, checkpoint.shapes(), str(checkpoint.path))
+    config = config if max_model_len is None else config.for_length(max_model_len)
     graph, abstract = nnx.split(
         nnx.eval_shape(
             lambda: Llama(config, dtype=dtype, layer_loop=layer_loop, attention=attention)
@@ -50,7 +62,7 @@ def load(
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
     name = _tensor_name(path)
-    return jnp.asarray(_oriented(checkpoint.tensor(name), path).astype(target.dtype))
+    return jnp.asarray(_oriented(_read(checkpoint, name), path).astype(target.dtype))
 
 
 def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
@@ -59,15 +71,29 @@ def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -
     stack = np.empty(target.shape, target.dtype)
     for index in range(target.shape[0]):
         name = _tensor_name(("layers", index, *path[1:]))
-        stack[index] = _oriented(checkpoint.tensor(name), path)
+        stack[index] = _oriented(_read(checkpoint, name), path)
     return jnp.asarray(stack)
+
+
+def _read(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    """A tensor of the decoder, cut out of the one that holds it or put together from experts."""
+    experts = checkpoint.config.experts
+    if experts is not None and _EXPERTS in name:
+        names = (name.replace(_EXPERTS, f"{_EXPERTS}{expert}.") for expert in range(experts.count))
+        return np.stack([_read_one(checkpoint, one) for one in names])
+    return _read_one(checkpoint, name)
+
+
+def _read_one(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    source = tensor_source(checkpoint.config, name)
+    return checkpoint.tensor(source.name)[source.rows]
 
 
 def _oriented(tensor: np.ndarray, path: Path) -> np.ndarray:
     """Linear maps are stored `[out, in]` in checkpoints and `[in, out]` here, or in panels."""
     if path[-1] == "panels":
         return np.asarray(pallas_kernels.pack(tensor.T))
-    return tensor.T if path[-1] == "kernel" else tensor
+    return np.swapaxes(tensor, -1, -2) if path[-1] in ("kernel", "kernels") else tensor
 
 
 def _tensor_name(path: Path) -> str:
@@ -78,6 +104,6 @@ def _tensor_name(path: Path) -> str:
         return "lm_head.weight"
     parts = path
     leaf = "bias" if path[-1] == "bias" else "weight"
-    if path[-1] in ("kernel", "panels", "bias", "scale"):
+    if path[-1] in ("kernel", "kernels", "panels", "bias", "scale"):
         parts = path[:-1]
     return ".".join(["model", *map(str, parts), leaf])

@@ -103,8 +103,9 @@ def by_formula(
     """Temporary memory from the shapes alone.
 
     Of a forward pass the stream and its like (four arrays as wide as the model) and the parts of
-    an MLP (three) live at once, or the partial results of decode attention; of a sampler ten copies
-    of the logits, or two where only the likeliest token is wanted.
+    an MLP (three) live at once, with routed experts also rows as wide as all of them together, or
+    the partial results of decode attention; of a sampler ten copies of the logits, or two where
+    only the likeliest token is wanted.
 
     Args:
         model: May be without weights.
@@ -114,6 +115,9 @@ def by_formula(
     """
     shape, itemsize = model.config, model.dtype.itemsize
     width = 4 * shape.hidden_size + 3 * shape.intermediate_size
+    if shape.experts is not None:
+        inner = max(shape.hidden_size, 3 * shape.intermediate_size)
+        width += shape.experts.per_token * shape.experts.count * inner
     sampler = limits.workspace_bytes(resolved.shapes.num_lanes, shape.vocab_size)
     if _is_plain(params):
         sampler = sampler * _GREEDY_ARRAYS // limits.LOGITS_ARRAYS

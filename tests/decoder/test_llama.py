@@ -10,7 +10,8 @@ from tiny import write_tiny_llama
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model import rope, weights
 from jaxpaged.model.checkpoint import open_checkpoint
-from jaxpaged.model.config import ModelConfig, RopeScaling
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.config_rope import RopeScaling
 
 VARIANTS = {
     "plain": {},

@@ -16,7 +16,7 @@ from jaxpaged.errors import CheckpointError, ConfigError
 from jaxpaged.model.checkpoint import open_checkpoint
 from jaxpaged.model.checkpoint.gguf import GgufCheckpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, expected_shapes
-from jaxpaged.model.config import RopeScaling
+from jaxpaged.model.config_rope import RopeScaling
 
 
 @pytest.fixture(scope="module")

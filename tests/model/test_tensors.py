@@ -7,7 +7,8 @@ import tiny
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import open_checkpoint
-from jaxpaged.model.checkpoint.tensors import check_tensors, expected_shapes
+from jaxpaged.model.checkpoint.tensors import check_tensors, expected_shapes, tensor_source
+from jaxpaged.model.config import ModelConfig
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,69 @@ def test_untied_model_without_head_is_an_error(config):
 def test_rotary_tables_of_old_exporters_are_ignored(config):
     table = {"model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}
     check_tensors(config, expected_shapes(config) | table, "m")
+
+
+def of_family(model_type: str, **changes) -> ModelConfig:
+    content = {
+        "model_type": model_type,
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+    }
+    return ModelConfig.from_hf(content | changes, "config.json")
+
+
+def test_fused_tensors_hold_the_decoders_in_their_order():
+    config = of_family("phi3")
+    shapes = expected_shapes(config)
+    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == (32, 16)
+    assert shapes["model.layers.0.mlp.gate_up_proj.weight"] == (48, 16)
+    assert not any("q_proj" in name or "up_proj.bias" in name for name in shapes)
+    rows = [
+        tensor_source(config, f"model.layers.0.self_attn.{name}_proj.weight").rows for name in "qkv"
+    ]
+    assert rows == [slice(0, 16), slice(16, 24), slice(24, 32)]
+    source = tensor_source(config, "model.layers.0.mlp.up_proj.weight")
+    assert source == ("model.layers.0.mlp.gate_up_proj.weight", slice(24, 48))
+    whole = tensor_source(config, "model.layers.0.mlp.down_proj.weight")
+    assert whole == ("model.layers.0.mlp.down_proj.weight", slice(None))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("qwen2", "self_attn.o_proj.bias"),
+        ("llama", "self_attn.q_norm.weight"),
+        ("olmo2", "input_layernorm.weight"),
+        ("llama", "pre_feedforward_layernorm.weight"),
+        ("qwen3", "self_attn.q_proj.bias"),
+    ],
+)
+def test_tensor_of_another_family_is_named(model_type, name):
+    config = of_family(model_type)
+    shapes = expected_shapes(config) | {f"model.layers.0.{name}": (16,)}
+    with pytest.raises(CheckpointError, match=rf"{name} would not be used"):
+        check_tensors(config, shapes, "m")
+
+
+def test_a_mixtral_names_its_experts_otherwise():
+    config = of_family("mixtral", num_local_experts=3)
+    shapes = expected_shapes(config)
+    assert shapes["model.layers.0.block_sparse_moe.gate.weight"] == (3, 16)
+    assert shapes["model.layers.0.block_sparse_moe.experts.2.w2.weight"] == (16, 24)
+    name = "model.layers.0.mlp.experts.2.up_proj.weight"
+    assert tensor_source(config, name).name == "model.layers.0.block_sparse_moe.experts.2.w3.weight"
+    assert not any(".mlp." in name for name in shapes)
+
+
+def test_norms_are_as_wide_as_what_they_norm():
+    olmo2, qwen3 = expected_shapes(of_family("olmo2")), expected_shapes(of_family("qwen3"))
+    for shapes, widths in ((olmo2, (16, 8)), (qwen3, (4, 4))):
+        norms = (f"model.layers.0.self_attn.{name}_norm.weight" for name in "qk")
+        assert tuple(shapes[name][0] for name in norms) == widths

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint.gguf_header import GgufHeader, Value
-from jaxpaged.model.config import ModelConfig, RopeScaling
+from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.config_rope import RopeScaling
 
 _ARCHITECTURE = "llama"
 

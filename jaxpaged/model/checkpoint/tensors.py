@@ -1,9 +1,10 @@
-"""Which tensors a Llama has and of what shapes, by their Hugging Face names.
+"""Which tensors a model has and of what shapes, by their Hugging Face names.
 
 Knows nothing of file formats.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config import ModelConfig
@@ -15,15 +16,51 @@ HEAD = "lm_head.weight"
 _NAMED_AT_MOST = 6
 
 
+_NORMS = {
+    "before": ("input_layernorm", "post_attention_layernorm"),
+    "behind": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+# A fused tensor and the projections that are its rows, in their order.
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+# Parts of names in a Llama or Qwen3 and what a Mixtral has in their place.
+_MIXTRAL = {
+    "mlp.": "block_sparse_moe.",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+
+
+class TensorSource(NamedTuple):
+    """Where a checkpoint holds a tensor of the decoder."""
+
+    name: str
+    rows: slice
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Name to shape ([out, in] for projections) of every tensor the model is made of."""
     width = config.hidden_size
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, width)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (width,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (width,)
-        for name, shape, has_bias in _projections(config):
+        for name in _NORMS[config.norm_places]:
+            shapes[f"{prefix}.{name}.weight"] = (width,)
+        for name, size in _query_key_norms(config).items():
+            shapes[f"{prefix}.self_attn.{name}.weight"] = (size,)
+        for name, shape, has_bias in _stored_projections(config):
             shapes[f"{prefix}.{name}.weight"] = shape
             if has_bias:
                 shapes[f"{prefix}.{name}.bias"] = shape[:1]
@@ -31,6 +68,23 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, width)
     return shapes
+
+
+def tensor_source(config: ModelConfig, name: str) -> TensorSource:
+    """Where the checkpoint holds a tensor that the decoder knows by the name it has in a Llama."""
+    if config.tensor_layout == "mixtral":
+        return TensorSource(_as_mixtral(name), slice(None))
+    if config.tensor_layout == "llama":
+        return TensorSource(name, slice(None))
+    sizes = {part: shape[0] for part, shape, _ in _projections(config)}
+    for fused, parts in _FUSED.items():
+        first = 0
+        for part in parts:
+            if f".{part}." in name:
+                rows = slice(first, first + sizes[part])
+                return TensorSource(name.replace(part, fused), rows)
+            first += sizes[part]
+    return TensorSource(name, slice(None))
 
 
 def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) -> None:
@@ -68,20 +122,68 @@ def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) 
             )
 
 
+def _query_key_norms(config: ModelConfig) -> dict[str, int]:
+    """Name within attention, and width."""
+    if config.query_key_norm == "none":
+        return {}
+    heads = (config.num_heads, config.num_kv_heads) if config.query_key_norm == "width" else (1, 1)
+    return dict(
+        zip(("q_norm", "k_norm"), (count * config.head_dim for count in heads), strict=True)
+    )
+
+
+def _stored_projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], ...]:
+    """The projections as the checkpoint holds them, fused or each by itself."""
+    single = _projections(config)
+    if config.tensor_layout == "mixtral":
+        return tuple((_as_mixtral(name), shape, bias) for name, shape, bias in single)
+    if config.tensor_layout == "llama":
+        return single
+    by_name = {name: (shape, has_bias) for name, shape, has_bias in single}
+    fused = []
+    for name, parts in _FUSED.items():
+        rows = sum(by_name[part][0][0] for part in parts)
+        fused.append((name, (rows, config.hidden_size), by_name[parts[0]][1]))
+    held = {part for parts in _FUSED.values() for part in parts}
+    return (*fused, *(one for one in single if one[0] not in held))
+
+
 def _projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], ...]:
     """Name within the layer, shape, and whether there is a bias."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
+    has_bias = config.attention_bias or config.qkv_bias
     return (
-        ("self_attn.q_proj", (queries, width), config.attention_bias),
-        ("self_attn.k_proj", (keys, width), config.attention_bias),
-        ("self_attn.v_proj", (keys, width), config.attention_bias),
+        ("self_attn.q_proj", (queries, width), has_bias),
+        ("self_attn.k_proj", (keys, width), has_bias),
+        ("self_attn.v_proj", (keys, width), has_bias),
         ("self_attn.o_proj", (width, queries), config.attention_bias),
-        ("mlp.gate_proj", (inner, width), config.mlp_bias),
-        ("mlp.up_proj", (inner, width), config.mlp_bias),
-        ("mlp.down_proj", (width, inner), config.mlp_bias),
+        *_feed_forward(config),
     )
+
+
+def _feed_forward(config: ModelConfig) -> list[tuple[str, Shape, bool]]:
+    width, inner = config.hidden_size, config.intermediate_size
+    maps = (
+        ("gate_proj", (inner, width)),
+        ("up_proj", (inner, width)),
+        ("down_proj", (width, inner)),
+    )
+    if config.experts is None:
+        return [(f"mlp.{name}", shape, config.mlp_bias) for name, shape in maps]
+    count = config.experts.count
+    return [("mlp.gate", (count, width), False)] + [
+        (f"mlp.experts.{expert}.{name}", shape, False)
+        for expert in range(count)
+        for name, shape in maps
+    ]
+
+
+def _as_mixtral(name: str) -> str:
+    for ours, its in _MIXTRAL.items():
+        name = name.replace(ours, its)
+    return name
 
 
 def _is_ignored(name: str, config: ModelConfig) -> bool:
