@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from scripted_engine import ScriptedEngine
 from tiny import write_tiny_llama
 
-from jaxpaged import cli
 from jaxpaged._version import VERSION
 from jaxpaged.cli import main
+from jaxpaged.cli.ending import ends_well
 from jaxpaged.job.runner import run_job
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.model.checkpoint import open_checkpoint
@@ -302,7 +302,7 @@ def test_a_terminal_without_unicode_gets_question_marks(job, tmp_path, monkeypat
 
 def test_an_interrupt_outside_of_a_job_is_130():
     @click.command()
-    @cli._ends_well
+    @ends_well
     def interrupted() -> int:
         raise KeyboardInterrupt
 
