@@ -65,9 +65,16 @@ def llama_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write_gguf(
-    path: pathlib.Path, metadata: Metadata, tensors: Mapping[str, np.ndarray]
+    path: pathlib.Path,
+    metadata: Metadata,
+    tensors: Mapping[str, np.ndarray],
+    packed: Mapping[str, tuple[str, np.ndarray]] | None = None,
 ) -> pathlib.Path:
-    """A new `.gguf` file; returns it. Floats are written as float32, whole numbers as uint32."""
+    """A new `.gguf` file; returns it. Floats are written as float32, whole numbers as uint32.
+
+    Args:
+        packed: Tensors that take the place of others: their quantisation, and its bytes.
+    """
     writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
     adders = {
         str: writer.add_string,
@@ -80,7 +87,12 @@ def write_gguf(
         if key != "general.architecture":
             adders[type(value)](key, value)
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
+        if packed is not None and name in packed:
+            kind, content = packed[name]
+            raw_dtype = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, content, raw_dtype=raw_dtype)
+        else:
+            writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -172,9 +172,14 @@ def _check_vocabulary(header: GgufHeader, vocab_size: int, where: str) -> None:
 def _with_rope_factors(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
     # llama.cpp stores the divisors of the frequencies and not what they were made from: those of
     # Llama 3.1 and 3.2 are recognised, others are not guessed.
+    if factors.shape != (config.head_dim // 2,) or not 0.0 < factors.max() < np.inf:
+        raise CheckpointError(
+            f"{where}: rope_freqs.weight is damaged: expected {config.head_dim // 2} finite "
+            "numbers above 0; download the file again"
+        )
     scaling = RopeScaling(rope_type="llama3", factor=float(factors.max()))
     expected = _llama3_factors(config, scaling)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0.0):
+    if not np.allclose(factors, expected, rtol=1e-4, atol=0.0):
         raise CheckpointError(
             f"{where}: rope_freqs.weight holds frequency factors other than those of Llama 3.1 and "
             "3.2, which are not supported; use the model's Hugging Face folder"
