@@ -10,10 +10,12 @@ import pathlib
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
-from jaxpaged.model.checkpoint import members
+from jaxpaged.model.checkpoint import members, quantization
 from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_present
+from jaxpaged.model.checkpoint.folder_weights import FolderWeights
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from jaxpaged.model.checkpoint.tensors import Shape
+from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
+from jaxpaged.model.checkpoint.tensors import Shape, expected_shapes
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.tokenizer import Tokenizer
 
@@ -41,7 +43,10 @@ class FolderCheckpoint:
                 f"{path}: config.json is missing; expected a folder in Hugging Face layout"
             )
         content = members.parse_object(members.read_bytes(config_path), config_path)
-        self.config = ModelConfig.from_hf(content, str(config_path))
+        where = str(config_path)
+        plain = {key: value for key, value in content.items() if key not in quantization.KEYS}
+        self.config = ModelConfig.from_hf(plain, where)
+        self._weight_format = quantization.read_format(content, where)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of `tokenizer.json`, completed by the other tokenizer files."""
@@ -72,18 +77,25 @@ class FolderCheckpoint:
 
     def shapes(self) -> dict[str, Shape]:
         """Name to shape of every tensor in the listed weight files."""
-        return {name: file.entries[name].shape for name, file in self._tensors.items()}
+        return self._weights.shapes
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor in its stored dtype (float32, float16 or bfloat16).
 
+        Quantised ones are float32, 8-bit floats without a scale bfloat16.
+
         Raises:
             CheckpointError: There is no such tensor, or it cannot be read.
         """
-        file = self._tensors.get(name)
-        if file is None:
-            raise CheckpointError(f"{self.path}: tensor {name} is missing")
-        return file.tensor(name)
+        return self._weights.tensor(name)
+
+    @functools.cached_property
+    def _weights(self) -> FolderWeights:
+        return FolderWeights(
+            StoredTensors(files=self._tensors, where=str(self.path)),
+            self._weight_format,
+            frozenset(expected_shapes(self.config)),
+        )
 
     @functools.cached_property
     def _files(self) -> dict[str, SafetensorsFile]:

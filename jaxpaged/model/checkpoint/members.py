@@ -4,13 +4,15 @@ Knows nothing of what they mean. Names come from untrusted files (a shard index)
 point anywhere.
 """
 
-import json
 import pathlib
 from typing import Any
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint import bounded_json
 
-_MAX_TEXT_BYTES = 256 * 2**20
+# The largest vocabularies take 35 MiB and 3 million values.
+_MAX_TEXT_BYTES = 128 * 2**20
+_MAX_VALUES = 2**23
 
 
 def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -63,8 +65,8 @@ def parse_object(content: bytes, path: pathlib.Path) -> dict[str, Any]:
         CheckpointError: Not JSON, or not an object; the message names `path`.
     """
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = bounded_json.parse(content, max_values=_MAX_VALUES)
+    except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}; download it again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
