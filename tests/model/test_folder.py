@@ -119,7 +119,8 @@ def test_tensor_that_its_shard_lacks_is_named(sharded):
         "a\\b.safetensors",
         "sub/x.safetensors",
         "C:x.safetensors",
-        "a\0.safetensors",
+        "..\\x.safetensors",
+        "~/x.safetensors",
     ],
 )
 def test_index_that_leads_out_of_the_folder_is_refused(sharded, name):
@@ -131,7 +132,7 @@ def test_index_that_leads_out_of_the_folder_is_refused(sharded, name):
         open_checkpoint(sharded).shapes()
 
 
-@pytest.mark.parametrize("name", ["model.bin", "weights", "", 7, None])
+@pytest.mark.parametrize("name", ["model.bin", "weights", "", 7, None, "a\0.safetensors"])
 def test_index_that_names_other_files_is_refused(sharded, name):
     edit_index(sharded, "model.norm.weight", name)
     with pytest.raises(CheckpointError, match=r"weight_map places model\.norm\.weight in"):

@@ -15,9 +15,12 @@ from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_pr
 from jaxpaged.model.checkpoint.folder_weights import FolderWeights
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
-from jaxpaged.model.checkpoint.tensors import Shape, expected_shapes
+from jaxpaged.model.checkpoint.tensors import Shape, expected_shapes, is_tensor_name
 from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.shown import shown
 from jaxpaged.model.tokenizer import Tokenizer
+
+_NAMED_AT_MOST = 6
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -103,9 +106,7 @@ class FolderCheckpoint:
         paths = {name: members.member(self.path, name) for name in self._names}
         missing = sorted(name for name, path in paths.items() if path is None)
         if missing:
-            raise CheckpointError(
-                f"{self.path}: {', '.join(missing)} is listed in {_INDEX} but missing; download it"
-            )
+            raise CheckpointError(f"{self.path}: {_listed(missing)} but missing; download it")
         return {name: open_safetensors(path) for name, path in paths.items() if path is not None}
 
     @functools.cached_property
@@ -132,10 +133,13 @@ class FolderCheckpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: weight_map is missing or empty")
         for tensor, name in weight_map.items():
-            if not isinstance(name, str) or not name.endswith(".safetensors"):
+            if not is_tensor_name(tensor):
+                raise CheckpointError(f"{index}: {shown(tensor)} is not the name of a tensor")
+            is_name = isinstance(name, str) and name.isprintable()
+            if not is_name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    f"{index}: weight_map places {tensor} in {name!r}; expected the plain name of "
-                    "a .safetensors file inside the model folder"
+                    f"{index}: weight_map places {tensor} in {shown(name)}; expected the plain "
+                    "name of a .safetensors file inside the model folder"
                 )
         return weight_map
 
@@ -163,3 +167,11 @@ class FolderCheckpoint:
                 digest.update(f"{name} {len(content)}\n".encode())
                 digest.update(content)
         return digest.hexdigest()
+
+
+def _listed(missing: list[str]) -> str:
+    if len(missing) == 1:
+        return f"{missing[0]} is listed in {_INDEX}"
+    more = len(missing) - _NAMED_AT_MOST
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{', '.join(missing[:_NAMED_AT_MOST])}{rest} are listed in {_INDEX}"

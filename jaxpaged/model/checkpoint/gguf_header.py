@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint.tensors import is_tensor_name
+from jaxpaged.model.shown import shown
 
 _T = TypeVar("_T")
 
@@ -114,8 +116,8 @@ def _parse(content: mmap.mmap, path: pathlib.Path) -> GgufHeader:
         raise cursor.damaged(f"general.alignment is {alignment!r}, expected a power of two")
     start = -(-cursor.position // alignment) * alignment
     for name, tensor in tensors.items():
-        if not name.isprintable():
-            raise cursor.damaged(f"a tensor is called {name[:100]!r}")
+        if not is_tensor_name(name):
+            raise cursor.damaged(f"a tensor is called {shown(name)}")
         if tensor.offset % alignment:
             raise cursor.damaged(f"tensor {name} is not aligned to {alignment} bytes")
     return GgufHeader(
@@ -208,6 +210,6 @@ class _Cursor:
         for _ in range(length):
             name = self.string()
             if name in entries:
-                raise self.damaged(f"{name[:100]!r} occurs twice")
+                raise self.damaged(f"{shown(name)} occurs twice")
             entries[name] = read()
         return entries

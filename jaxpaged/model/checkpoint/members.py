@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import bounded_json
+from jaxpaged.model.shown import shown
 
 # The largest vocabularies take 35 MiB and 3 million values.
 _MAX_TEXT_BYTES = 128 * 2**20
@@ -26,7 +27,7 @@ def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     """
     if not name or name in (".", "..") or any(character in name for character in "/\\:\0"):
         raise CheckpointError(
-            f"{folder}: {name!r} is not the plain name of a file inside the model folder"
+            f"{folder}: {shown(name)} is not the plain name of a file inside the model folder"
         )
     path = folder / name
     try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import bounded_json
-from jaxpaged.model.checkpoint.tensors import Shape
+from jaxpaged.model.checkpoint.tensors import Shape, is_tensor_name
 from jaxpaged.model.shown import shown
 
 # One file with all experts of the largest models there are has half as many.
@@ -141,7 +141,7 @@ def _parse(header: bytes, path: pathlib.Path) -> dict[str, Any]:
 
 
 def _entry(name: str, value: object, path: pathlib.Path) -> TensorEntry:
-    if not name.isprintable():
+    if not is_tensor_name(name):
         raise CheckpointError(f"{path}: {shown(name)} is not the name of a tensor")
     fields: dict[str, Any] = value if isinstance(value, dict) else {}
     named = fields.get("dtype")
