@@ -15,6 +15,7 @@ from jaxpaged.errors import CheckpointError, ConfigError
 from jaxpaged.model.checkpoint import open_checkpoint
 from jaxpaged.model.checkpoint.gguf import GgufCheckpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, expected_shapes
+from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.config_rope import RopeScaling
 
 
@@ -67,6 +68,66 @@ def test_file_holds_the_model_of_its_folder(path, source, metadata, tensors):
         np.testing.assert_array_equal(checkpoint.tensor(name), original.tensor(name))
 
 
+QWEN = {
+    "vocab_size": 272,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+
+
+def write_qwen(folder: pathlib.Path, kind: str, **changes) -> pathlib.Path:
+    """A folder with a random Qwen whose heads are 8 wide in the second, 16 in the third."""
+    own = {"qwen2": {"architectures": ["Qwen2ForCausalLM"]}, "qwen3": {"head_dim": 16}}[kind]
+    config = QWEN | {"model_type": kind} | own | changes
+    shapes = expected_shapes(ModelConfig.from_hf(config, "m"))
+    return tiny.write_tiny_model(folder, config, shapes, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_qwen_is_the_model_of_its_folder(path, tmp_path, kind, is_tied):
+    folder = write_qwen(tmp_path / "m", kind, tie_word_embeddings=is_tied)
+    original = open_checkpoint(folder)
+    metadata = tiny_gguf.llama_metadata(folder, kind)
+    tensors = tiny_gguf.llama_tensors(folder, kind)
+    assert ("blk.1.attn_q.bias" in tensors) == (kind == "qwen2")
+    assert ("blk.1.attn_k_norm.weight" in tensors) == (kind == "qwen3")
+    checkpoint = open_checkpoint(tiny_gguf.write_gguf(path, metadata, tensors))
+    assert dataclasses.replace(checkpoint.config, rms_norm_eps=1e-6) == original.config
+    check_tensors(checkpoint.config, checkpoint.shapes(), "m")
+    assert checkpoint.shapes() == original.shapes()
+    for name in original.shapes():
+        np.testing.assert_array_equal(checkpoint.tensor(name), original.tensor(name))
+
+
+def test_absent_keys_of_a_qwen_are_those_of_the_format(path, tmp_path):
+    # Hugging Face's defaults for a Qwen3 are 32 key/value heads and heads 128 wide.
+    folder = write_qwen(tmp_path / "m", "qwen3", head_dim=8, num_key_value_heads=6)
+    metadata = tiny_gguf.llama_metadata(folder, "qwen3")
+    for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
+        del metadata[f"qwen3.{key}"]
+    tiny_gguf.write_gguf(path, metadata, tiny_gguf.llama_tensors(folder, "qwen3"))
+    assert open_checkpoint(path).shapes() == open_checkpoint(folder).shapes()
+    assert open_checkpoint(path).config.num_kv_heads == 6
+    assert open_checkpoint(path).config.head_dim == 8
+
+
+def test_window_of_a_qwen_is_refused(path, tmp_path):
+    folder = write_qwen(tmp_path / "m", "qwen2")
+    metadata = tiny_gguf.llama_metadata(folder, "qwen2") | {"qwen2.attention.sliding_window": 8}
+    tiny_gguf.write_gguf(path, metadata, tiny_gguf.llama_tensors(folder, "qwen2"))
+    with pytest.raises(
+        CheckpointError, match=r"qwen2\.attention\.sliding_window is 8, which is not"
+    ):
+        open_checkpoint(path)
+
+
 def test_missing_output_ties_the_head(path, metadata, tensors):
     tied = {name: value for name, value in tensors.items() if name != "output.weight"}
     checkpoint = open_checkpoint(tiny_gguf.write_gguf(path, metadata, tied))
@@ -81,7 +142,7 @@ def test_missing_package_gives_the_command(path, metadata, tensors, monkeypatch)
         GgufCheckpoint(path)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "mamba"])
+@pytest.mark.parametrize("architecture", ["qwen2moe", "gpt2", "mamba"])
 def test_other_architecture_is_refused_by_name(path, metadata, tensors, architecture):
     changed = metadata | {"general.architecture": architecture}
     tiny_gguf.write_gguf(path, changed, tensors)
@@ -97,7 +158,7 @@ def test_other_architecture_is_refused_by_name(path, metadata, tensors, architec
         ({"llama.attention.sliding_window": [8, 8]}, r"sliding_window is \[8, 8\]; expected"),
         ({"llama.attention.sliding_window_pattern": 2}, "sliding_window_pattern: not supported"),
         ({"llama.logit_scale": 8.0}, "llama.logit_scale is 8.0"),
-        ({"llama.brand_new": 1}, "llama.brand_new: not supported in a Llama"),
+        ({"llama.brand_new": 1}, "llama.brand_new: not supported in a llama"),
         ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count is 4"),
         ({"llama.attention.value_length": 4}, "llama.attention.value_length is 4"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is 'yarn'"),
@@ -183,9 +244,9 @@ def test_other_frequency_factors_are_refused_by_name(path, metadata, tensors):
 
 
 def test_tensor_without_equivalent_is_an_error(path, metadata, tensors):
-    extra = {"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}
+    extra = {"blk.0.attn_sinks.weight": np.ones(8, np.float32)}
     checkpoint = open_checkpoint(tiny_gguf.write_gguf(path, metadata, tensors | extra))
-    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q_norm\.weight would not be used"):
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_sinks\.weight would not be used"):
         check_tensors(checkpoint.config, checkpoint.shapes(), "m")
 
 

@@ -32,6 +32,8 @@ _NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -108,6 +110,9 @@ class GgufCheckpoint:
         if stored is None:
             raise CheckpointError(f"{self.path}: tensor {name} is missing")
         values = self._read(stored)
+        # llama.cpp rotates neighbours in a Llama, and halves of a head in the others.
+        if self._header.metadata.get("general.architecture") != "llama":
+            return values
         if ".q_proj." in name:
             return self._unpermuted(values, name, self.config.num_heads)
         if ".k_proj." in name:
