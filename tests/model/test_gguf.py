@@ -250,6 +250,24 @@ def test_tensor_without_equivalent_is_an_error(path, metadata, tensors):
         check_tensors(checkpoint.config, checkpoint.shapes(), "m")
 
 
+@pytest.mark.parametrize(
+    "name", ["blk.1.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_up.bias", "output.bias"]
+)
+def test_bias_of_one_map_alone_is_an_error(path, tmp_path, name):
+    folder = tiny.write_tiny_llama(tmp_path / "plain")
+    tensors = tiny_gguf.llama_tensors(folder) | {name: np.ones(32, np.float32)}
+    tiny_gguf.write_gguf(path, tiny_gguf.llama_metadata(folder), tensors)
+    checkpoint = open_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"bias would not be used"):
+        check_tensors(checkpoint.config, checkpoint.shapes(), "m")
+
+
+def test_pointer_of_git_lfs_is_recognised(path):
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        open_checkpoint(path)
+
+
 def test_every_truncation_is_one_clear_error(path, metadata, tensors):
     content = tiny_gguf.write_gguf(path, metadata, tensors).read_bytes()
     random.seed(0)

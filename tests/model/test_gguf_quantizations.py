@@ -19,7 +19,18 @@ GATE = "blk.0.ffn_gate.weight"
 READ_GATE = "model.layers.0.mlp.gate_proj.weight"
 
 # What the package dequantises and `ggml_blocks` has no definition of: its own answer counts.
-BY_PACKAGE = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"]
+BY_PACKAGE = [
+    "MXFP4",
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "TQ1_0",
+    "TQ2_0",
+]
 NOT_READ = ["I8", "I32", "F64", "Q8_1", "Q8_K"]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint import members
 from jaxpaged.model.checkpoint.tensors import is_tensor_name
 from jaxpaged.model.shown import shown
 
@@ -88,6 +89,7 @@ def read_header(path: pathlib.Path) -> GgufHeader:
             if path.stat().st_size < 24:
                 raise CheckpointError(f"{path}: not a GGUF file: it is too short to have a header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                members.check_downloaded(content[:64], path)
                 return _parse(content, path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

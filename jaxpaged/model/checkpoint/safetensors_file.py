@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
-from jaxpaged.model.checkpoint import bounded_json
+from jaxpaged.model.checkpoint import bounded_json, members
 from jaxpaged.model.checkpoint.tensors import Shape, is_tensor_name
 from jaxpaged.model.shown import shown
 
@@ -108,7 +108,9 @@ def _read_header(path: pathlib.Path) -> tuple[int, bytes]:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            length = int.from_bytes(file.read(8), "little")
+            beginning = file.read(64)
+            members.check_downloaded(beginning, path)
+            length = int.from_bytes(beginning[:8], "little")
             if size < 8 or not 2 <= length <= size - 8:
                 raise CheckpointError(
                     f"{path}: not a safetensors file, or cut short: it claims a header of {length} "
@@ -119,6 +121,7 @@ def _read_header(path: pathlib.Path) -> tuple[int, bytes]:
                     f"{path}: claims a header of {length} bytes; expected at most "
                     f"{_MAX_HEADER_BYTES}: the file is damaged, or not a model's"
                 )
+            file.seek(8)
             return size, file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
