@@ -7,9 +7,8 @@ What is installed is used as it is. Of the rest:
 - jaxtyping: its names give back the array's type; annotations say nothing then.
 - flax: the part of `flax.nnx` that the decoder uses, which is a container of arrays: modules,
   split into a structure and a tree of arrays, and put together again.
-- tokenizers, jinja2, safetensors, platformdirs: the engine loads them and, without a checkpoint,
-  never calls them. Their names can be loaded and inherited from; whatever is called says what
-  is missing.
+- tokenizers, jinja2, platformdirs: the engine loads them and, without a checkpoint, never calls
+  them. Their names can be loaded and inherited from; whatever is called says what is missing.
 """
 
 import collections
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 
 import jax
 
-INERT = ("tokenizers", "jinja2", "safetensors", "platformdirs")
+INERT = ("tokenizers", "jinja2", "platformdirs")
 """Packages that are loaded and not called."""
 
 Path = tuple[str | int, ...]

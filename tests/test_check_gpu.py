@@ -23,9 +23,19 @@ from pallas_kernels import NO_WINDOW
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
 CHECK = SCRIPTS / "check_gpu.py"
-PACKAGES = ["jaxtyping", "flax", "tokenizers", "jinja2", "safetensors", "platformdirs"]
+PACKAGES = ["jaxtyping", "flax", "tokenizers", "jinja2", "platformdirs"]
 """That the engine loads, besides numpy and JAX."""
-OTHERS = ["click", "rich", "yaml", "pydantic", "pyarrow", "fsspec", "beartype", "gguf"]
+OTHERS = [
+    "click",
+    "rich",
+    "yaml",
+    "pydantic",
+    "pyarrow",
+    "fsspec",
+    "beartype",
+    "gguf",
+    "safetensors",
+]
 
 BLOCKER = f"""
 import sys

@@ -12,24 +12,25 @@ from jaxpaged.model.checkpoint import open_checkpoint
 Metadata = dict[str, Any]
 
 
-def llama_metadata(folder: pathlib.Path) -> Metadata:
+def llama_metadata(folder: pathlib.Path, architecture: str = "llama") -> Metadata:
     """The metadata that llama.cpp's converter writes for the model in a folder; no window."""
     config = open_checkpoint(folder).config
-    return {
-        "general.architecture": "llama",
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.block_count": config.num_layers,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_heads,
-        "llama.attention.head_count_kv": config.num_kv_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": config.rope_theta,
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.vocab_size": config.vocab_size,
+    values = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_theta,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
     }
+    named = {f"{architecture}.{key}": value for key, value in values.items()}
+    return {"general.architecture": architecture, **named}
 
 
 def byte_level_metadata(tokenizer_json: Mapping[str, Any], vocab_size: int) -> Metadata:
@@ -49,25 +50,32 @@ def byte_level_metadata(tokenizer_json: Mapping[str, Any], vocab_size: int) -> M
     }
 
 
-def llama_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
+def llama_tensors(folder: pathlib.Path, architecture: str = "llama") -> dict[str, np.ndarray]:
     """The folder's tensors as llama.cpp's converter names and orders them."""
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     tensors = {}
     for name in checkpoint.shapes():
         value = checkpoint.tensor(name)
-        if ".q_proj." in name:
+        if ".q_proj." in name and architecture == "llama":
             value = _permute(value, config.num_heads)
-        if ".k_proj." in name:
+        if ".k_proj." in name and architecture == "llama":
             value = _permute(value, config.num_kv_heads)
         tensors[_gguf_name(name)] = value
     return tensors
 
 
 def write_gguf(
-    path: pathlib.Path, metadata: Metadata, tensors: Mapping[str, np.ndarray]
+    path: pathlib.Path,
+    metadata: Metadata,
+    tensors: Mapping[str, np.ndarray],
+    packed: Mapping[str, tuple[str, np.ndarray]] | None = None,
 ) -> pathlib.Path:
-    """A new `.gguf` file; returns it. Floats are written as float32, whole numbers as uint32."""
+    """A new `.gguf` file; returns it. Floats are written as float32, whole numbers as uint32.
+
+    Args:
+        packed: Tensors that take the place of others: their quantisation, and its bytes.
+    """
     writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
     adders = {
         str: writer.add_string,
@@ -80,7 +88,12 @@ def write_gguf(
         if key != "general.architecture":
             adders[type(value)](key, value)
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
+        if packed is not None and name in packed:
+            kind, content = packed[name]
+            raw_dtype = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, content, raw_dtype=raw_dtype)
+        else:
+            writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,6 +107,8 @@ _STEMS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",

@@ -12,7 +12,6 @@ _DISTRIBUTIONS = (
     "numpy",
     "pyarrow",
     "tokenizers",
-    "safetensors",
     "gguf",
     "pydantic",
 )

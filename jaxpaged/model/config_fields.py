@@ -1,11 +1,12 @@
 """Typed look-ups in one parsed JSON object, with errors that name the file and the key."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.shown import shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,8 @@ class Fields:
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.fail(key, "a number")
-        if not 0.0 < value < math.inf:
+        # Whole numbers have no end in JSON.
+        if not 0.0 < value <= sys.float_info.max:
             self.fail(key, "a finite number above 0")
         return float(value)
 
@@ -52,8 +54,8 @@ class Fields:
 
     def fail(self, key: str, expected: str) -> NoReturn:
         """Raises the error that `key` is not what it should be."""
-        found = self.values.get(key)
-        raise CheckpointError(f"{self.where}: {key} is {found!r}; expected {expected}")
+        found = shown(self.values.get(key))
+        raise CheckpointError(f"{self.where}: {key} is {found}; expected {expected}")
 
     def _value(self, key: str, default: object) -> object:
         value = self.values.get(key)

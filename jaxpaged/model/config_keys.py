@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config_families import FAMILIES
+from jaxpaged.model.shown import shown
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     for key, supported in _SUPPORTED_VALUES.items():
         if key not in known and key in config and config[key] not in supported:
             raise CheckpointError(
-                f"{where}: {key} is {config[key]!r}, which is not supported in a "
+                f"{where}: {key} is {shown(config[key])}, which is not supported in a "
                 f"{config['model_type']}; supported: " + ", ".join(map(repr, supported))
             )
     unknown = sorted(set(config) - _HONOURED - _WITHOUT_EFFECT - known - set(_SUPPORTED_VALUES))
@@ -138,6 +139,6 @@ def _check_architecture(config: Mapping[str, Any], where: str) -> None:
             f"{kind!r} with {family.architecture!r}" for kind, family in FAMILIES.items()
         )
         raise CheckpointError(
-            f"{where}: model_type {model_type!r} with architectures {architectures!r} is not "
-            f"supported; supported is model_type {supported}"
+            f"{where}: model_type {shown(model_type)} with architectures {shown(architectures)} is "
+            f"not supported; supported is model_type {supported}"
         )

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config_families import Family
 from jaxpaged.model.config_fields import Fields
+from jaxpaged.model.shown import shown
 
 # Hugging Face's names; the last two are the same curve.
 _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
@@ -14,6 +15,9 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+
+# Of all layers together. A file may lie; every one has tensors that are named before any is found.
+_MAX_EXPERTS = 2**17
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ def read_options(fields: Fields, family: Family, *, num_layers: int, hidden_size
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
         rotary_layers=_rotary_layers(fields, family, num_layers),
-        experts=_experts(fields) if family.has_experts else None,
+        experts=_experts(fields, num_layers) if family.has_experts else None,
         intermediate_size=fields.size(family.mlp_width_key),
     )
 
@@ -76,7 +80,7 @@ def _activation(fields: Fields, family: Family) -> Literal["silu", "gelu_tanh"]:
     name = fields.values.get(key, "silu")
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise CheckpointError(
-            f"{fields.where}: {key} is {name!r}, which is not supported; supported: "
+            f"{fields.where}: {key} is {shown(name)}, which is not supported; supported: "
             + ", ".join(map(repr, _ACTIVATIONS))
         )
     return _ACTIVATIONS[name]
@@ -89,9 +93,11 @@ def _attention_scale(fields: Fields) -> float | None:
     return _optional(fields, "attention_multiplier")
 
 
-def _experts(fields: Fields) -> RoutedExperts:
+def _experts(fields: Fields, num_layers: int) -> RoutedExperts:
     key = "num_local_experts" if fields.values.get("num_local_experts") else "num_experts"
     count, per_token = fields.size(key), fields.size("num_experts_per_tok")
+    if count * num_layers > _MAX_EXPERTS:
+        fields.fail(key, f"at most {_MAX_EXPERTS} experts in {num_layers} layers together")
     if per_token > count:
         fields.fail("num_experts_per_tok", f"at most {count}, which is how many experts there are")
     return RoutedExperts(count=count, per_token=per_token, is_normed=fields.flag("norm_topk_prob"))
@@ -117,7 +123,7 @@ def _rotary_layers(fields: Fields, family: Family, num_layers: int) -> tuple[boo
     for layer, entry in enumerate(given):
         if entry not in (0, 1):
             raise CheckpointError(
-                f"{fields.where}: no_rope_layers is {entry!r} at layer {layer}; expected 1 where "
-                "a layer rotates and 0 where it does not"
+                f"{fields.where}: no_rope_layers is {shown(entry)} at layer {layer}; expected 1 "
+                "where a layer rotates and 0 where it does not"
             )
     return tuple(bool(entry) for entry in given)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config_families import Family
 from jaxpaged.model.config_fields import Fields
+from jaxpaged.model.shown import shown
 
 RopeType = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -193,7 +195,7 @@ def _scaling(fields: Fields, rope: Fields, family: Family, pairs: int) -> RopeSc
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
         found = "rope_type" if rope.values.get("rope_type") else "type"
         raise CheckpointError(
-            f"{rope.where}: {found} is {rope_type!r}, which is not supported; supported are "
+            f"{rope.where}: {found} is {shown(rope_type)}, which is not supported; supported are "
             + ", ".join(map(repr, _KEYS))
         )
     _check_keys(rope, rope_type)
@@ -283,6 +285,6 @@ def _factors(rope: Fields, key: str, pairs: int) -> tuple[float, ...]:
         raise CheckpointError(f"{rope.where}: {key} is {found}; expected {expected}")
     for value in values:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0.0 < value < math.inf:
-            raise CheckpointError(f"{rope.where}: {key} has {value!r}; expected {expected}")
+        if not is_number or not 0.0 < value <= sys.float_info.max:
+            raise CheckpointError(f"{rope.where}: {key} has {shown(value)}; expected {expected}")
     return tuple(map(float, values))

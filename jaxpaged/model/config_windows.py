@@ -3,6 +3,7 @@
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.config_families import Family
 from jaxpaged.model.config_fields import Fields
+from jaxpaged.model.shown import shown
 
 Windows = tuple[int | None, ...]
 
@@ -75,7 +76,7 @@ def _by_layer_types(fields: Fields, num_layers: int, window: int | None) -> Wind
     for layer, kind in enumerate(kinds):
         if kind not in (_FULL, _SLIDING):
             raise CheckpointError(
-                f"{fields.where}: layer_types is {kind!r} at layer {layer}, which is not "
+                f"{fields.where}: layer_types is {shown(kind)} at layer {layer}, which is not "
                 f"supported; supported are {_FULL!r} and {_SLIDING!r}"
             )
     if _SLIDING in kinds and window is None:

@@ -105,6 +105,55 @@ def test_tensor_beside_the_listed_ones_in_a_shard_is_an_error(sharded):
         checked_shapes(sharded)
 
 
+def test_tensor_that_two_shards_hold_is_that_of_the_index(sharded):
+    first, second = (sharded / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    tensors = safetensors.numpy.load_file(second)
+    name = sorted(tensors)[0]
+    other = {name: tensors[name] + 1.0}
+    safetensors.numpy.save_file(safetensors.numpy.load_file(first) | other, first)
+    np.testing.assert_array_equal(open_checkpoint(sharded).tensor(name), tensors[name])
+    edit_index(sharded, name, first.name)
+    np.testing.assert_array_equal(open_checkpoint(sharded).tensor(name), other[name])
+
+
+def test_shard_cut_short_is_named(sharded):
+    shard = sharded / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors: .* cut short"):
+        open_checkpoint(sharded).shapes()
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00001-of-00002.safetensors"])
+def test_pointer_of_git_lfs_is_recognised(sharded, name):
+    (sharded / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: is not the file, but .*git lfs pull"):
+        open_checkpoint(sharded).shapes()
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00002-of-00002.safetensors"])
+def test_any_file_that_is_a_link_out_of_the_folder_is_refused(sharded, name):
+    outside = sharded.parent / "outside"
+    (sharded / name).rename(outside)
+    # By way of another link, which lies inside.
+    (sharded / "hop").symlink_to(outside)
+    (sharded / name).symlink_to("hop")
+    with pytest.raises(CheckpointError, match=r"is a link to .*outside, outside the model folder"):
+        open_checkpoint(sharded).shapes()
+
+
+def test_link_that_leads_nowhere_is_a_missing_file(sharded):
+    shard = sharded / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    shard.symlink_to("gone")
+    with pytest.raises(CheckpointError, match=f"{shard.name} is listed in .* but missing"):
+        open_checkpoint(sharded).shapes()
+
+
+def test_folder_may_be_a_link_itself(sharded, tmp_path):
+    (tmp_path / "link").symlink_to(sharded)
+    assert "model.norm.weight" in checked_shapes(tmp_path / "link")
+
+
 def test_tensor_that_its_shard_lacks_is_named(sharded):
     edit_index(sharded, "model.ghost.weight", "model-00001-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"00001.*tensor model\.ghost\.weight is missing"):
@@ -119,7 +168,8 @@ def test_tensor_that_its_shard_lacks_is_named(sharded):
         "a\\b.safetensors",
         "sub/x.safetensors",
         "C:x.safetensors",
-        "a\0.safetensors",
+        "..\\x.safetensors",
+        "~/x.safetensors",
     ],
 )
 def test_index_that_leads_out_of_the_folder_is_refused(sharded, name):
@@ -131,7 +181,7 @@ def test_index_that_leads_out_of_the_folder_is_refused(sharded, name):
         open_checkpoint(sharded).shapes()
 
 
-@pytest.mark.parametrize("name", ["model.bin", "weights", "", 7, None])
+@pytest.mark.parametrize("name", ["model.bin", "weights", "", 7, None, "a\0.safetensors"])
 def test_index_that_names_other_files_is_refused(sharded, name):
     edit_index(sharded, "model.norm.weight", name)
     with pytest.raises(CheckpointError, match=r"weight_map places model\.norm\.weight in"):

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 import tiny
 import tiny_gguf
+import tokenizers
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import open_checkpoint
@@ -112,10 +113,56 @@ def test_byte_level_tokenizer_equals_the_one_it_was_made_from(tmp_path):
         assert rebuilt.decode(rebuilt.encode(text)) == original.decode(original.encode(text))
 
 
-@pytest.mark.parametrize("pre", ["default", "qwen2", "tekken", "made-up"])
+def qwen() -> tokenizers.Tokenizer:
+    """The tokenizer that transformers makes of the vocabulary of a Qwen2."""
+    vocab = {token: index for index, token in enumerate(WORDY_TOKENS)}
+    merges = [tuple(merge.split(" ")) for merge in WORDY_MERGES]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    made.normalizer = tokenizers.normalizers.NFC()
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return made
+
+
+def test_qwen_is_split_as_by_transformers():
+    expected = qwen()
+    tokenizer = build(WORDY, pre="qwen2", add_bos_token=None)
+    assert not tokenizer.adds_bos
+    for text in ("aaaa aa", "1111 11", "It's IT'S", "a  a\n\n  a", "e\u0301 \u212b", "¡a!!\r\n½1"):
+        assert tokenizer.encode(text) == expected.encode(text).ids, text
+        assert tokenizer.decode(tokenizer.encode(text)) == expected.decode(
+            expected.encode(text).ids
+        )
+    # The pieces above are such that other pre-tokenizers would give others.
+    assert texts(tokenizer, "1111") == ["1"] * 4
+    assert texts(build(WORDY, pre="llama-bpe"), "1111") != ["1"] * 4
+
+
+def test_text_end_of_a_qwen_ends_completions():
+    # Its chat models name <|im_end|> alone, and generate the end of a text too.
+    tokens = ["<unk>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", *WORDY_TOKENS[3:]]
+    changes = {
+        "tokens": tokens,
+        "token_type": [3] * 4 + [1] * (len(tokens) - 4),
+        "add_bos_token": False,
+    }
+    assert build(WORDY, pre="qwen2", **changes).eos_ids == {2, 3}
+    assert build(WORDY, pre="smollm", **changes).eos_ids == {2}
+
+
+@pytest.mark.parametrize("pre", ["default", "deepseek-llm", "tekken", "made-up"])
 def test_unknown_pre_tokenizer_is_refused_by_name(pre):
     with pytest.raises(
-        CheckpointError, match=rf"pre is '{pre}'; expected one of gpt-2, llama-bpe, smollm"
+        CheckpointError, match=rf"pre is '{pre}'; expected one of gpt-2, llama-bpe, qwen2, smollm"
     ):
         build(BYTE_LEVEL, pre=pre)
 

@@ -98,12 +98,36 @@ def test_header_beyond_the_cap_is_an_error_without_reading_it(path):
         ({"a": entry([4], 0, 16)}, "tensor a ends at byte 16 of the data, but there are only 8"),
         ({"a": entry([2**62, 4], 0, 4)}, "needs 73786976294838206464 bytes"),
         ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, "tensors a and b overlap"),
+        ({"a": entry([1], 0, 4)}, "4 bytes behind the last tensor belong to no tensor"),
+        ({"a": entry([1], 4, 8)}, "4 bytes before tensor a belong to no tensor"),
+        ({"a": entry([2**63], 0, 8)}, "malformed shape"),
+        ({"a": entry([1], 0, 2**63)}, "malformed offsets"),
+        ({"a\x1b[2J": entry([2], 0, 8)}, r"'a\\x1b\[2J' is not the name of a tensor"),
+        ({"a" * 513: entry([2], 0, 8)}, "'a+...a+' is not the name of a tensor"),
+        ({"a": entry([2], 0, 8, ["F32"])}, r"tensor a has dtype \['F32'\]"),
     ],
 )
 def test_lying_header_is_named(path, header, message):
     write(path, header, b"\0" * 8)
     with pytest.raises(CheckpointError, match=message):
         open_safetensors(path)
+
+
+def test_pointer_of_git_lfs_is_recognised(path):
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        open_safetensors(path)
+
+
+def test_file_that_became_shorter_is_an_error(path):
+    safetensors.numpy.save_file({"w": np.zeros((8, 8), np.float32)}, path)
+    file = open_safetensors(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="tensor w: the file has become shorter"):
+        file.tensor("w")
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot read tensor w"):
+        file.tensor("w")
 
 
 def test_file_cut_short_names_a_tensor(path):

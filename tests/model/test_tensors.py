@@ -150,3 +150,31 @@ def test_norms_are_as_wide_as_what_they_norm():
     for shapes, widths in ((olmo2, (16, 8)), (qwen3, (4, 4))):
         norms = (f"model.layers.0.self_attn.{name}_norm.weight" for name in "qk")
         assert tuple(shapes[name][0] for name in norms) == widths
+
+
+@pytest.mark.parametrize(
+    ("rename", "found"),
+    [
+        (lambda name: name.removeprefix("model."), "embed_tokens.weight"),
+        (lambda name: f"language_model.{name}", "language_model.model.embed_tokens.weight"),
+        (lambda name: f"_orig_mod.{name}", "_orig_mod.model.embed_tokens.weight"),
+    ],
+)
+def test_model_inside_another_or_without_its_head_is_recognised(config, rename, found):
+    shapes = {rename(name): shape for name, shape in expected_shapes(config).items()}
+    shapes["lm_head.weight"] = (272, 32)
+    with pytest.raises(CheckpointError, match=rf"There is {found}: .* save_pretrained"):
+        check_tensors(config, shapes, "m")
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_padded_vocabulary_names_the_key_to_set(config, name):
+    shapes = expected_shapes(config) | {name: (320, 32)}
+    with pytest.raises(CheckpointError, match=r"has shape \[320, 32\]; .* set vocab_size to 320"):
+        check_tensors(config, shapes, "m")
+
+
+def test_other_differences_are_no_padded_vocabulary(config):
+    shapes = expected_shapes(config) | {"lm_head.weight": (320, 64)}
+    with pytest.raises(CheckpointError, match=r"asks for \[272, 32\]$"):
+        check_tensors(config, shapes, "m")

@@ -47,7 +47,7 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor as Hugging Face lays it out ([out, in]), in its stored dtype; quantised
-        ones are float32."""
+        ones are float32, 8-bit floats without a scale bfloat16."""
         ...
 
 

@@ -10,12 +10,17 @@ import pathlib
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
-from jaxpaged.model.checkpoint import members
+from jaxpaged.model.checkpoint import members, quantization
 from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_present
+from jaxpaged.model.checkpoint.folder_weights import FolderWeights
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from jaxpaged.model.checkpoint.tensors import Shape
+from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
+from jaxpaged.model.checkpoint.tensors import Shape, expected_shapes, is_tensor_name
 from jaxpaged.model.config import ModelConfig
+from jaxpaged.model.shown import shown
 from jaxpaged.model.tokenizer import Tokenizer
+
+_NAMED_AT_MOST = 6
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -41,7 +46,10 @@ class FolderCheckpoint:
                 f"{path}: config.json is missing; expected a folder in Hugging Face layout"
             )
         content = members.parse_object(members.read_bytes(config_path), config_path)
-        self.config = ModelConfig.from_hf(content, str(config_path))
+        where = str(config_path)
+        plain = {key: value for key, value in content.items() if key not in quantization.KEYS}
+        self.config = ModelConfig.from_hf(plain, where)
+        self._weight_format = quantization.read_format(content, where)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of `tokenizer.json`, completed by the other tokenizer files."""
@@ -72,18 +80,25 @@ class FolderCheckpoint:
 
     def shapes(self) -> dict[str, Shape]:
         """Name to shape of every tensor in the listed weight files."""
-        return {name: file.entries[name].shape for name, file in self._tensors.items()}
+        return self._weights.shapes
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor in its stored dtype (float32, float16 or bfloat16).
 
+        Quantised ones are float32, 8-bit floats without a scale bfloat16.
+
         Raises:
             CheckpointError: There is no such tensor, or it cannot be read.
         """
-        file = self._tensors.get(name)
-        if file is None:
-            raise CheckpointError(f"{self.path}: tensor {name} is missing")
-        return file.tensor(name)
+        return self._weights.tensor(name)
+
+    @functools.cached_property
+    def _weights(self) -> FolderWeights:
+        return FolderWeights(
+            StoredTensors(files=self._tensors, where=str(self.path)),
+            self._weight_format,
+            frozenset(expected_shapes(self.config)),
+        )
 
     @functools.cached_property
     def _files(self) -> dict[str, SafetensorsFile]:
@@ -91,9 +106,7 @@ class FolderCheckpoint:
         paths = {name: members.member(self.path, name) for name in self._names}
         missing = sorted(name for name, path in paths.items() if path is None)
         if missing:
-            raise CheckpointError(
-                f"{self.path}: {', '.join(missing)} is listed in {_INDEX} but missing; download it"
-            )
+            raise CheckpointError(f"{self.path}: {_listed(missing)} but missing; download it")
         return {name: open_safetensors(path) for name, path in paths.items() if path is not None}
 
     @functools.cached_property
@@ -120,10 +133,13 @@ class FolderCheckpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: weight_map is missing or empty")
         for tensor, name in weight_map.items():
-            if not isinstance(name, str) or not name.endswith(".safetensors"):
+            if not is_tensor_name(tensor):
+                raise CheckpointError(f"{index}: {shown(tensor)} is not the name of a tensor")
+            is_name = isinstance(name, str) and name.isprintable()
+            if not is_name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    f"{index}: weight_map places {tensor} in {name!r}; expected the plain name of "
-                    "a .safetensors file inside the model folder"
+                    f"{index}: weight_map places {tensor} in {shown(name)}; expected the plain "
+                    "name of a .safetensors file inside the model folder"
                 )
         return weight_map
 
@@ -151,3 +167,11 @@ class FolderCheckpoint:
                 digest.update(f"{name} {len(content)}\n".encode())
                 digest.update(content)
         return digest.hexdigest()
+
+
+def _listed(missing: list[str]) -> str:
+    if len(missing) == 1:
+        return f"{missing[0]} is listed in {_INDEX}"
+    more = len(missing) - _NAMED_AT_MOST
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{', '.join(missing[:_NAMED_AT_MOST])}{rest} are listed in {_INDEX}"

@@ -3,6 +3,7 @@
 Knows the `gguf` package, for its table of quantisation types and for dequantising.
 """
 
+import enum
 import functools
 import hashlib
 import importlib
@@ -31,11 +32,16 @@ _NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+# 4 MiB in float32, of which the package makes four while it works. Larger pieces are not faster.
+_PIECE_ELEMENTS = 2**20
 
 # Read into the configuration's rope scaling.
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -104,10 +110,13 @@ class GgufCheckpoint:
         if stored is None:
             raise CheckpointError(f"{self.path}: tensor {name} is missing")
         values = self._read(stored)
+        # llama.cpp rotates neighbours in a Llama, and halves of a head in the others.
+        if self._header.metadata.get("general.architecture") != "llama":
+            return values
         if ".q_proj." in name:
-            return _unpermute(values, self.config.num_heads)
+            return self._unpermuted(values, name, self.config.num_heads)
         if ".k_proj." in name:
-            return _unpermute(values, self.config.num_kv_heads)
+            return self._unpermuted(values, name, self.config.num_kv_heads)
         return values
 
     @functools.cached_property
@@ -119,19 +128,43 @@ class GgufCheckpoint:
         }
 
     def _read(self, stored: StoredTensor) -> np.ndarray:
+        """The tensor in float32, dequantised piece by piece: the package makes copies."""
         kind = self._gguf.GGMLQuantizationType(stored.ggml_type)
-        num_bytes = _num_bytes(stored, self._gguf)
-        # Copied, so that the result owns its memory and the mapping can be closed.
-        raw = np.fromfile(self.path, np.uint8, num_bytes, offset=stored.offset)
-        rows = raw.reshape(*stored.shape[:-1], -1)
+        block_elements, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
+        values = np.empty(math.prod(stored.shape) // block_elements * block_elements, np.float32)
+        piece = _PIECE_ELEMENTS // block_elements * block_elements
         try:
-            values = self._gguf.quants.dequantize(rows, kind)
+            with self.path.open("rb") as file:
+                file.seek(stored.offset)
+                for begin in range(0, values.size, piece):
+                    of_piece = values[begin : begin + piece]
+                    num_bytes = of_piece.size // block_elements * block_bytes
+                    blocks = np.fromfile(file, np.uint8, num_bytes)
+                    if blocks.size != num_bytes:
+                        raise CheckpointError(f"{self.path}: the file has become shorter")
+                    of_piece[:] = self._dequantised(blocks, kind)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read: {error}") from None
+        return values.reshape(stored.shape)
+
+    def _dequantised(self, blocks: np.ndarray, kind: enum.IntEnum) -> np.ndarray:
+        try:
+            # Damaged scales are infinite or not a number; so are values then, and it shows.
+            with np.errstate(all="ignore"):
+                return self._gguf.quants.dequantize(blocks, kind)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.path}: quantisation {kind.name} is not supported by the gguf package; "
                 "convert the model to another one, for instance Q8_0 or F16"
             ) from None
-        return np.ascontiguousarray(values, np.float32).reshape(stored.shape)
+
+    def _unpermuted(self, values: np.ndarray, name: str, num_heads: int) -> np.ndarray:
+        if values.shape[0] % (2 * num_heads):
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has {values.shape[0]} rows, which do not divide into "
+                f"{num_heads} heads"
+            )
+        return _unpermute(values, num_heads)
 
 
 def _import_gguf() -> ModuleType:

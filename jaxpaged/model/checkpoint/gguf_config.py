@@ -5,8 +5,8 @@ Every key of the architecture is honoured, known to be without effect, or refuse
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint.gguf_header import GgufHeader, Value
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.config_rope import RopeScaling
+from jaxpaged.model.shown import shown
 
-_ARCHITECTURE = "llama"
+# The architectures of files, which are Hugging Face's model types too.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
-# GGUF key below "llama." to the Hugging Face key; all of them must be there.
+# GGUF key below the architecture's name to the Hugging Face key; all of them must be there.
 _REQUIRED = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -43,7 +45,7 @@ _CHECKED_BELOW = frozenset(
         "rope.scaling.finetuned",
     }
 )
-# The values with which a key leaves a Llama as it is.
+# The values with which a key leaves the model as it is.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -73,116 +75,141 @@ def build_config(header: GgufHeader, rope_factors: np.ndarray | None, where: str
         CheckpointError: Another architecture, a missing key, or one that is not supported.
     """
     architecture = header.metadata.get("general.architecture")
-    if architecture != _ARCHITECTURE:
+    if architecture not in _ARCHITECTURES:
         raise CheckpointError(
-            f"{where}: general.architecture is {architecture!r}, which is not supported; "
-            f"supported is {_ARCHITECTURE!r}"
+            f"{where}: general.architecture is {shown(architecture)}, which is not supported; "
+            f"supported are {', '.join(map(repr, _ARCHITECTURES))}"
         )
     if header.metadata.get("split.count", 1) != 1:
         raise CheckpointError(
-            f"{where}: split.count is {header.metadata['split.count']}: models split over several "
-            ".gguf files are not supported; merge them with llama.cpp's gguf-split"
+            f"{where}: split.count is {shown(header.metadata['split.count'])}: models split over "
+            "several .gguf files are not supported; merge them with llama.cpp's gguf-split"
         )
-    prefix = f"{_ARCHITECTURE}."
-    keys = {
-        key.removeprefix(prefix): value
-        for key, value in header.metadata.items()
-        if key.startswith(prefix)
-    }
-    _check_keys(keys, where)
-    config = ModelConfig.from_hf(_to_hf(keys, header, where), where)
-    config = dataclasses.replace(config, windows=(_window(keys, where),) * config.num_layers)
-    _check_head_dim(keys, config.head_dim, where)
-    _check_vocabulary(header, config.vocab_size, where)
+    prefix = f"{architecture}."
+    keys = _Keys(
+        architecture=str(architecture),
+        values={
+            key.removeprefix(prefix): value
+            for key, value in header.metadata.items()
+            if key.startswith(prefix)
+        },
+        where=where,
+    )
+    _check_keys(keys)
+    config = ModelConfig.from_hf(_to_hf(keys, header), where)
+    config = dataclasses.replace(config, windows=(_window(keys),) * config.num_layers)
+    _check_head_dim(keys, config.head_dim)
+    _check_vocabulary(keys, header, config.vocab_size)
     if rope_factors is None:
         return config
     return _with_rope_factors(config, rope_factors, where)
 
 
-def _check_keys(keys: Mapping[str, Value], where: str) -> None:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """The keys of the architecture, without its name in front."""
+
+    architecture: str
+    values: Mapping[str, Value]
+    where: str
+
+    def fail(self, key: str, expected: str) -> NoReturn:
+        raise CheckpointError(
+            f"{self.where}: {self.architecture}.{key} is {shown(self.values[key])}{expected}"
+        )
+
+    def named(self, keys: Iterable[str]) -> str:
+        return ", ".join(sorted(f"{self.architecture}.{key}" for key in keys))
+
+
+def _check_keys(keys: _Keys) -> None:
     known = _REQUIRED.keys() | _OPTIONAL.keys() | _CHECKED_BELOW | _NEUTRAL.keys()
-    unknown = sorted(f"{_ARCHITECTURE}.{key}" for key in keys.keys() - known)
+    unknown = keys.values.keys() - known
     if unknown:
-        raise CheckpointError(f"{where}: {', '.join(unknown)}: not supported in a Llama")
-    missing = sorted(f"{_ARCHITECTURE}.{key}" for key in _REQUIRED.keys() - keys.keys())
+        raise CheckpointError(
+            f"{keys.where}: {keys.named(unknown)}: not supported in a {keys.architecture}"
+        )
+    missing = _REQUIRED.keys() - keys.values.keys()
     if missing:
-        raise CheckpointError(f"{where}: {', '.join(missing)}: missing; a Llama model needs it")
+        raise CheckpointError(f"{keys.where}: {keys.named(missing)}: missing; the model needs it")
     for key, values in _NEUTRAL.items():
-        if key in keys and keys[key] not in values:
-            raise CheckpointError(
-                f"{where}: {_ARCHITECTURE}.{key} is {keys[key]!r}, which is not supported"
-            )
+        if key in keys.values and keys.values[key] not in values:
+            keys.fail(key, ", which is not supported")
 
 
-def _to_hf(keys: Mapping[str, Value], header: GgufHeader, where: str) -> dict[str, Any]:
+def _to_hf(keys: _Keys, header: GgufHeader) -> dict[str, Any]:
     """The same configuration as Hugging Face writes it; what is not a key shows in the tensors."""
     named = _REQUIRED | _OPTIONAL
     tokens = header.metadata.get("tokenizer.ggml.tokens", [])
-    config: dict[str, Any] = {"model_type": "llama"}
+    # Null is what llama.cpp takes for an absent key, whatever a family's own default is.
+    config: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
     if isinstance(tokens, list) and tokens:
         config["vocab_size"] = len(tokens)
-    config |= {named[key]: value for key, value in keys.items() if key in named}
+    config |= {named[key]: value for key, value in keys.values.items() if key in named}
+    config["model_type"] = keys.architecture
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
-    scaling = keys.get("rope.scaling.type", "none")
+    if keys.architecture == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+    scaling = keys.values.get("rope.scaling.type", "none")
     if scaling == "linear":
-        config["rope_scaling"] = {"type": "linear", "factor": keys.get("rope.scaling.factor")}
+        factor = keys.values.get("rope.scaling.factor")
+        config["rope_scaling"] = {"type": "linear", "factor": factor}
     elif scaling != "none":
-        raise CheckpointError(
-            f"{where}: {_ARCHITECTURE}.rope.scaling.type is {scaling!r}, which is not supported; "
-            "supported are 'none' and 'linear'"
+        keys.fail(
+            "rope.scaling.type", ", which is not supported; supported are 'none' and 'linear'"
         )
     return config
 
 
-def _window(keys: Mapping[str, Value], where: str) -> int | None:
+def _window(keys: _Keys) -> int | None:
     """The window of all layers, or None.
 
-    llama.cpp does not read the key in files of this architecture, and its converter writes Mistrals
-    as such files without it. A file that has it is of a model that was trained with a window.
+    llama.cpp does not read the key in files of these architectures, and its converter writes
+    Mistrals as Llamas without it. A file that has it is of a model that was trained with a window.
     """
-    window = keys.get("attention.sliding_window", 0)
+    key = "attention.sliding_window"
+    window = keys.values.get(key, 0)
     if type(window) is not int or not 0 <= window < 2**31:
-        raise CheckpointError(
-            f"{where}: {_ARCHITECTURE}.attention.sliding_window is {window!r}; expected a whole "
-            "number, 0 for no window"
-        )
+        keys.fail(key, "; expected a whole number, 0 for no window")
+    if window and keys.architecture != "llama":
+        keys.fail(key, ", which is not supported: which layers have it is not said")
     return window or None
 
 
-def _check_head_dim(keys: Mapping[str, Value], head_dim: int, where: str) -> None:
+def _check_head_dim(keys: _Keys, head_dim: int) -> None:
     for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.get(key, head_dim) != head_dim:
-            raise CheckpointError(
-                f"{where}: {_ARCHITECTURE}.{key} is {keys[key]!r}, which is not supported; it must "
-                f"be the width of a head, {head_dim}"
-            )
+        if keys.values.get(key, head_dim) != head_dim:
+            keys.fail(key, f", which is not supported; it must be the width of a head, {head_dim}")
 
 
-def _check_vocabulary(header: GgufHeader, vocab_size: int, where: str) -> None:
+def _check_vocabulary(keys: _Keys, header: GgufHeader, vocab_size: int) -> None:
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > vocab_size:
         raise CheckpointError(
-            f"{where}: tokenizer.ggml.tokens has {len(tokens)} tokens, but {_ARCHITECTURE}."
-            f"vocab_size is {vocab_size}"
+            f"{keys.where}: tokenizer.ggml.tokens has {len(tokens)} tokens, but "
+            f"{keys.architecture}.vocab_size is {vocab_size}"
         )
 
 
 def _with_rope_factors(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
     # llama.cpp stores the divisors of the frequencies and not what they were made from: those of
     # Llama 3.1 and 3.2 are recognised, others are not guessed.
+    if factors.shape != (config.head_dim // 2,) or not 0.0 < factors.max() < np.inf:
+        raise CheckpointError(
+            f"{where}: rope_freqs.weight is damaged: expected {config.head_dim // 2} finite "
+            "numbers above 0; download the file again"
+        )
     scaling = RopeScaling(rope_type="llama3", factor=float(factors.max()))
     expected = _llama3_factors(config, scaling)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0.0):
+    if not np.allclose(factors, expected, rtol=1e-4, atol=0.0):
         raise CheckpointError(
             f"{where}: rope_freqs.weight holds frequency factors other than those of Llama 3.1 and "
             "3.2, which are not supported; use the model's Hugging Face folder"
         )
     if config.rope_scaling is not None:
         raise CheckpointError(
-            f"{where}: rope_freqs.weight together with {_ARCHITECTURE}.rope.scaling.type is not "
-            "supported"
+            f"{where}: rope_freqs.weight together with rope.scaling.type is not supported"
         )
     return dataclasses.replace(config, rope_scaling=scaling)
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint import members
+from jaxpaged.model.checkpoint.tensors import is_tensor_name
+from jaxpaged.model.shown import shown
 
 _T = TypeVar("_T")
 
@@ -20,7 +23,11 @@ Value = str | int | float | bool | list["Value"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MAX_ITEMS = 2**24
+# Vocabularies have 300,000 tokens and 600,000 merges; the largest models 100,000 tensors.
+_MAX_HEADER_BYTES = 2**28
+_MAX_ITEMS = 2**22
+_MAX_VALUES = 2**16
+_MAX_TENSORS = 2**17
 _MAX_STRING_BYTES = 2**24
 _MAX_RANK = 4
 
@@ -82,6 +89,7 @@ def read_header(path: pathlib.Path) -> GgufHeader:
             if path.stat().st_size < 24:
                 raise CheckpointError(f"{path}: not a GGUF file: it is too short to have a header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                members.check_downloaded(content[:64], path)
                 return _parse(content, path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
@@ -101,13 +109,17 @@ def _parse(content: mmap.mmap, path: pathlib.Path) -> GgufHeader:
             f"begins with {magic!r} and version {version}"
         )
     num_tensors, num_values = cursor.scalar("<Q"), cursor.scalar("<Q")
+    if num_tensors > _MAX_TENSORS or num_values > _MAX_VALUES:
+        raise cursor.damaged(f"{num_tensors} tensors and {num_values} metadata claimed")
     metadata = cursor.table(num_values, lambda: cursor.value(cursor.scalar("<I")))
     tensors = cursor.table(num_tensors, cursor.tensor)
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise cursor.damaged(f"general.alignment is {alignment!r}, expected a power of two")
     start = -(-cursor.position // alignment) * alignment
     for name, tensor in tensors.items():
+        if not is_tensor_name(name):
+            raise cursor.damaged(f"a tensor is called {shown(name)}")
         if tensor.offset % alignment:
             raise cursor.damaged(f"tensor {name} is not aligned to {alignment} bytes")
     return GgufHeader(
@@ -126,6 +138,7 @@ class _Cursor:
     def __init__(self, content: mmap.mmap, path: pathlib.Path) -> None:
         self._content = content
         self._path = path
+        self._items_left = _MAX_ITEMS
         self.position = 0
 
     def damaged(self, what: str) -> CheckpointError:
@@ -135,6 +148,8 @@ class _Cursor:
         begin = self.position
         if num_bytes > len(self._content) - begin:
             raise self.damaged(f"{num_bytes} bytes claimed at {begin} reach beyond its end")
+        if begin + num_bytes > _MAX_HEADER_BYTES:
+            raise self.damaged(f"its header is longer than {_MAX_HEADER_BYTES} bytes")
         self.position += num_bytes
         return self._content[begin : self.position]
 
@@ -158,8 +173,9 @@ class _Cursor:
         return self._array(self.scalar("<I"), self.scalar("<Q"))
 
     def _array(self, kind: int, length: int) -> list[Value]:
-        if length > _MAX_ITEMS:
+        if length > self._items_left:
             raise self.damaged(f"an array of {length} items at {self.position}")
+        self._items_left -= length
         if kind == _STRING:
             return list(self._strings(length))
         if kind not in _SCALARS:
@@ -169,7 +185,7 @@ class _Cursor:
 
     def _strings(self, length: int) -> Iterator[str]:
         """As many calls of `string`, in one loop: a vocabulary has hundreds of thousands."""
-        content, limit = self._content, len(self._content)
+        content, limit = self._content, min(len(self._content), _MAX_HEADER_BYTES)
         for _ in range(length):
             begin = self.position + 8
             end = begin + int.from_bytes(content[self.position : begin], "little")
@@ -196,6 +212,6 @@ class _Cursor:
         for _ in range(length):
             name = self.string()
             if name in entries:
-                raise self.damaged(f"{name} occurs twice")
+                raise self.damaged(f"{shown(name)} occurs twice")
             entries[name] = read()
         return entries

@@ -21,7 +21,7 @@ _PREFIX = "tokenizer.ggml."
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Control tokens that end a turn, for files that name only one end-of-sequence token.
+# Control tokens that end a turn or a text, for files that name only one end-of-sequence token.
 _TURN_ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>"})
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -30,21 +30,23 @@ _SMOLLM = {
     "type": "Sequence",
     "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2],
 }
-_LLAMA3 = {
-    "type": "Sequence",
-    "pretokenizers": [
-        {
-            "type": "Split",
-            "pattern": {
-                "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-                r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            },
-            "behavior": "Isolated",
-            "invert": False,
-        },
-        {**_BYTE_LEVEL, "use_regex": False},
-    ],
-}
+
+
+def _words(digits: str) -> dict[str, Any]:
+    """Words, runs of digits as given, of punctuation, and of spaces, each by itself."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    steps = [split, {**_BYTE_LEVEL, "use_regex": False}]
+    return {"type": "Sequence", "pretokenizers": steps}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,23 @@ class _PreTokenizer:
     """What the name of a pre-tokenizer stands for."""
 
     steps: Mapping[str, Any]
+    normalizer: Mapping[str, Any] | None = None
     ignore_merges: bool = False
     adds_bos: bool = False
+    ends: frozenset[str] = frozenset()
 
 
 _PRE_TOKENIZERS = {
     "gpt-2": _PreTokenizer(steps=_GPT2),
     "smollm": _PreTokenizer(steps=_SMOLLM),
-    "llama-bpe": _PreTokenizer(steps=_LLAMA3, ignore_merges=True, adds_bos=True),
+    "llama-bpe": _PreTokenizer(steps=_words(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True),
+    # Of all Qwens from the second on.
+    "qwen2": _PreTokenizer(
+        steps=_words(r"\p{N}"), normalizer={"type": "NFC"}, ends=frozenset({"<|endoftext|>"})
+    ),
 }
+# Needs no steps: its merges cross words.
+_SENTENCEPIECE = _PreTokenizer(steps={}, adds_bos=True)
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
@@ -76,7 +86,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     kinds = metadata.list_of(int, _PREFIX + "token_type", [_NORMAL] * len(tokens))
     if len(kinds) != len(tokens):
         metadata.fail(_PREFIX + "token_type", f"an entry for each of {len(tokens)} tokens")
-    definition, adds_bos = _definition(metadata, tokens, kinds)
+    definition, pre = _definition(metadata, tokens, kinds)
     added = [
         tokenizer_json.added_token(index, tokens[index], special=kind != _USER_DEFINED)
         for index, kind in enumerate(kinds)
@@ -84,14 +94,18 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     ]
     ids = _named_ids(metadata, len(tokens))
     ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
-    ends |= {token["id"] for token in added if token["content"] in _TURN_ENDS and token["special"]}
+    ends |= {
+        token["id"]
+        for token in added
+        if token["special"] and token["content"] in _TURN_ENDS | pre.ends
+    }
     return Tokenizer(
         tokenizer_json.with_control_tokens(
             {**definition, "added_tokens": added}, named=ids.values(), others=ends
         ),
         bos_id=ids.get("bos"),
         eos_ids=ends,
-        adds_bos=metadata.flag(_PREFIX + "add_bos_token", adds_bos),
+        adds_bos=metadata.flag(_PREFIX + "add_bos_token", pre.adds_bos),
         chat_template=_chat_template(
             metadata, {name: tokens[index] for name, index in ids.items()}
         ),
@@ -101,13 +115,13 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 
 def _definition(
     metadata: Metadata, tokens: Sequence[str], kinds: Sequence[int]
-) -> tuple[dict[str, Any], bool]:
-    """The definition but for the added tokens, and whether such tokenizers add a BOS."""
+) -> tuple[dict[str, Any], _PreTokenizer]:
+    """The definition but for the added tokens, and what its pre-tokenizer stands for."""
     model = metadata.text(_PREFIX + "model")
     if model == "gpt2":
         return _byte_level(metadata, tokens)
     if model == "llama":
-        return gguf_sentencepiece.definition(metadata, tokens, kinds), True
+        return gguf_sentencepiece.definition(metadata, tokens, kinds), _SENTENCEPIECE
     return metadata.fail(_PREFIX + "model", "'gpt2' or 'llama', which are what is supported")
 
 
@@ -118,7 +132,7 @@ def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
     return {name: index for name, index in ids.items() if index is not None}
 
 
-def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
+def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, Any], _PreTokenizer]:
     pre = _PRE_TOKENIZERS.get(metadata.text(_PREFIX + "pre"))
     if pre is None:
         metadata.fail(
@@ -127,7 +141,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, An
     merges = [merge.split(" ") for merge in metadata.list_of(str, _PREFIX + "merges")]
     definition = {
         "version": "1.0",
-        "normalizer": None,
+        "normalizer": pre.normalizer,
         "pre_tokenizer": pre.steps,
         "post_processor": None,
         "decoder": _GPT2,
@@ -140,7 +154,7 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, An
             "merges": merges,
         },
     }
-    return definition, pre.adds_bos
+    return definition, pre
 
 
 def _chat_template(metadata: Metadata, named: Mapping[str, str]) -> ChatTemplate | None:

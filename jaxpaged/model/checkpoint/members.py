@@ -4,13 +4,19 @@ Knows nothing of what they mean. Names come from untrusted files (a shard index)
 point anywhere.
 """
 
-import json
 import pathlib
 from typing import Any
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint import bounded_json
+from jaxpaged.model.shown import shown
 
-_MAX_TEXT_BYTES = 256 * 2**20
+# What a repository cloned without Git LFS has in the place of its large files.
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+
+# The largest vocabularies take 35 MiB and 3 million values.
+_MAX_TEXT_BYTES = 128 * 2**20
+_MAX_VALUES = 2**23
 
 
 def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -24,7 +30,7 @@ def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     """
     if not name or name in (".", "..") or any(character in name for character in "/\\:\0"):
         raise CheckpointError(
-            f"{folder}: {name!r} is not the plain name of a file inside the model folder"
+            f"{folder}: {shown(name)} is not the plain name of a file inside the model folder"
         )
     path = folder / name
     try:
@@ -40,6 +46,19 @@ def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     )
 
 
+def check_downloaded(beginning: bytes, path: pathlib.Path) -> None:
+    """Makes sure that a file is not the pointer that Git LFS leaves in its place.
+
+    Raises:
+        CheckpointError: It is, by its first bytes.
+    """
+    if beginning.startswith(_LFS_POINTER):
+        raise CheckpointError(
+            f"{path}: is not the file, but the pointer to it that Git LFS leaves; in the model's "
+            "repository run: git lfs pull"
+        )
+
+
 def read_bytes(path: pathlib.Path) -> bytes:
     """The content of a configuration or tokenizer file.
 
@@ -51,6 +70,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
             content = file.read(_MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    check_downloaded(content, path)
     if len(content) > _MAX_TEXT_BYTES:
         raise CheckpointError(f"{path}: larger than {_MAX_TEXT_BYTES} bytes; not a model's file")
     return content
@@ -63,8 +83,8 @@ def parse_object(content: bytes, path: pathlib.Path) -> dict[str, Any]:
         CheckpointError: Not JSON, or not an object; the message names `path`.
     """
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = bounded_json.parse(content, max_values=_MAX_VALUES)
+    except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}; download it again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -3,7 +3,7 @@
 Knows nothing of file formats.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from jaxpaged.errors import CheckpointError
@@ -12,8 +12,10 @@ from jaxpaged.model.config import ModelConfig
 Shape = tuple[int, ...]
 
 HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
 
 _NAMED_AT_MOST = 6
+_MAX_NAME = 512
 
 
 _NORMS = {
@@ -50,10 +52,15 @@ class TensorSource(NamedTuple):
     rows: slice
 
 
+def is_tensor_name(name: str) -> bool:
+    """Whether a tensor may be called so: short, and without what a terminal would not print."""
+    return len(name) <= _MAX_NAME and name.isprintable()
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Name to shape ([out, in] for projections) of every tensor the model is made of."""
     width = config.hidden_size
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, width)}
+    shapes: dict[str, Shape] = {_EMBEDDING: (config.vocab_size, width)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
         for name in _NORMS[config.norm_places]:
@@ -106,7 +113,7 @@ def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) 
     if missing:
         raise CheckpointError(
             f"{where}: {_names(missing)} missing; the configuration asks for "
-            f"{len(expected)} tensors"
+            f"{len(expected)} tensors{_called_otherwise(missing, shapes)}"
         )
     extra = {name for name in shapes.keys() - expected.keys() if not _is_ignored(name, config)}
     if extra:
@@ -118,7 +125,7 @@ def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) 
         if tuple(shapes[name]) != shape:
             raise CheckpointError(
                 f"{where}: tensor {name} has shape {list(shapes[name])}; the configuration asks "
-                f"for {list(shape)}"
+                f"for {list(shape)}{_resized(name, shape, tuple(shapes[name]))}"
             )
 
 
@@ -189,6 +196,30 @@ def _as_mixtral(name: str) -> str:
 def _is_ignored(name: str, config: ModelConfig) -> bool:
     is_rotary_table = name.endswith("rotary_emb.inv_freq")
     return is_rotary_table or (name == HEAD and config.tie_word_embeddings)
+
+
+def _called_otherwise(missing: Set[str], shapes: Mapping[str, Shape]) -> str:
+    """A remark where the tensors seem to be there by other names."""
+    name = min(missing - {HEAD}, default=HEAD)
+    bare = name.removeprefix("model.")
+    found = next((other for other in shapes if other == bare or other.endswith(f".{name}")), None)
+    if found is None:
+        return ""
+    return (
+        f". There is {found}: the file is of a part of this model, or of one that it is a part of. "
+        "Save it again as the causal language model that config.json names (with transformers: "
+        "AutoModelForCausalLM.from_pretrained, then save_pretrained)"
+    )
+
+
+def _resized(name: str, asked: Shape, found: Shape) -> str:
+    """A remark where only the number of rows of the vocabulary differs."""
+    if name not in (_EMBEDDING, HEAD) or len(found) != 2 or found[1:] != asked[1:]:
+        return ""
+    return (
+        f". The vocabulary was resized or padded without config.json: set vocab_size to {found[0]} "
+        "there if both embedding and head have so many rows"
+    )
 
 
 def _names(tensors: Iterable[str]) -> str:
