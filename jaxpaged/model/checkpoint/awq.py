@@ -13,7 +13,8 @@ from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
 from jaxpaged.model.checkpoint.tensors import Shape
 
 _BITS = 4
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# Where the eight outputs of a word are in it: the inverse of the order above.
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 _KEYS = frozenset({"quant_method", "bits", "group_size", "version", "format", "zero_point"})
 # Which modules are packed shows in the tensors; the rest is for AutoAWQ's own kernels.
@@ -48,7 +49,7 @@ class AwqFormat:
         packed_words.entry(stored, f"{base}.qzeros", ("int32",), 2)
         packed_words.entry(stored, f"{base}.scales", packed_words.SCALE_DTYPES, 2)
         groups = packed_words.num_groups(width, self._group_size)
-        outputs = words * len(_ORDER)
+        outputs = words * len(_PLACES)
         packed_words.check_shape(stored, f"{base}.qzeros", (groups, words))
         packed_words.check_shape(stored, f"{base}.scales", (groups, outputs))
         return outputs, width
@@ -57,14 +58,17 @@ class AwqFormat:
         """The weight `[out, in]` in float32; exact where scales have 16 bits."""
         outputs, width = self.shape(stored, base)
         scales = stored.read(f"{base}.scales").astype(np.float32)
-        zeros = list(packed_words.places(stored.read(f"{base}.qzeros"), _BITS))
+        zeros = _numbers(stored.read(f"{base}.qzeros"))
         words = stored.read(f"{base}.qweight")
         weight = np.empty((width, outputs), np.float32)
         size = width if self._group_size == -1 else self._group_size
         for group in range(len(scales)):
             rows = slice(group * size, (group + 1) * size)
-            for place, numbers in enumerate(packed_words.places(words[rows], _BITS)):
-                columns = slice(_ORDER[place], None, len(_ORDER))
-                steps = numbers.astype(np.float32) - zeros[place][group].astype(np.float32)
-                weight[rows, columns] = steps * scales[group, columns]
+            np.subtract(_numbers(words[rows]), zeros[group].astype(np.float32), out=weight[rows])
+            weight[rows] *= scales[group]
         return weight.T
+
+
+def _numbers(words: np.ndarray) -> np.ndarray:
+    """The numbers of all words of a row, one for each output, in their order."""
+    return packed_words.unpacked(words, _BITS)[..., _PLACES].reshape(len(words), -1)

@@ -28,6 +28,8 @@ _WITHOUT_EFFECT = frozenset(
     | {"modules_in_block_to_quantize", "mse", "pad_token_id", "quantizer", "static_groups", "sym"}
     | {"tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama"}
 )
+# What is unpacked at a time stays in a processor's cache.
+_ROWS_OF_WORDS = 16
 
 
 class GptqFormat:
@@ -89,15 +91,17 @@ class GptqFormat:
         weight = np.empty((width, outputs), np.float32)
         per_word = 32 // self._bits
         words = stored.read(f"{base}.qweight")
-        for place, numbers in enumerate(packed_words.places(words, self._bits)):
-            rows = slice(place, None, per_word)
-            weight[rows] = numbers
-            weight[rows] -= zeros[groups[rows]]
+        for begin in range(0, len(words), _ROWS_OF_WORDS):
+            of_rows = words[begin : begin + _ROWS_OF_WORDS]
+            numbers = packed_words.unpacked(of_rows, self._bits).swapaxes(1, 2)
+            rows = slice(begin * per_word, (begin + len(of_rows)) * per_word)
+            np.subtract(numbers.reshape(-1, outputs), zeros[groups[rows]], out=weight[rows])
             weight[rows] *= scales[groups[rows]]
         return weight.T
 
     def _zeros(self, stored: StoredTensors, base: str) -> np.ndarray:
-        zeros = packed_words.unpacked(stored.read(f"{base}.qzeros"), self._bits)
+        words = stored.read(f"{base}.qzeros")
+        zeros = packed_words.unpacked(words, self._bits).reshape(len(words), -1)
         if not self._stores_less_one:
             return zeros.astype(np.float32)
         most = 2**self._bits - 1

@@ -3,8 +3,6 @@
 And what checkpoints that pack weights so have in common: words, zero points and scales, by group.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
@@ -15,16 +13,12 @@ from jaxpaged.model.checkpoint.tensors import Shape
 SCALE_DTYPES = ("float16", "bfloat16", "float32")
 
 
-def places(words: np.ndarray, bits: int) -> Iterator[np.ndarray]:
-    """The numbers at the first place of every word, those at the second, and so on."""
-    unsigned = words.view(np.uint32)
-    for place in range(32 // bits):
-        yield (unsigned >> np.uint32(place * bits)) & np.uint32(2**bits - 1)
-
-
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """All numbers, those of a word side by side in the last axis."""
-    return np.stack(list(places(words, bits)), axis=-1).reshape(*words.shape[:-1], -1)
+    """The numbers of every word in a new last axis; of 4 or 8 bits."""
+    octets = words.view(np.uint8).reshape(*words.shape, 4)
+    if bits == 8:
+        return octets
+    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(*words.shape, 8)
 
 
 def entry(stored: StoredTensors, name: str, dtypes: tuple[str, ...], rank: int) -> TensorEntry:
