@@ -632,6 +632,40 @@ def stress(
 
 
 @main.command()
+@click.argument("src")
+@click.argument("dst", type=click.Path(file_okay=False))
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of the weights; by default the one they are stored in, and bfloat16 if quantised.",
+)
+@_QUIET
+@_ends_well
+def convert(
+    src: str, dst: str, dtype: Literal["bfloat16", "float16", "float32"] | None, *, quiet: bool
+) -> int:
+    """Write the model SRC as a checkpoint in Orbax's format, in the new folder DST.
+
+    \b
+    Examples:
+      jaxpaged convert path/to/model ckpt/model
+      jaxpaged convert model.Q4_K_M.gguf ckpt/model --dtype float32
+
+    SRC is anything `model:` of a job file names: a folder, a .gguf file, pkg://, hf://. A job with
+    `model: ckpt/model` then runs as one with SRC, by the same tokenizer and chat template. DST must
+    not exist, or be empty; it appears when all of it is written.
+    """
+    import pathlib
+
+    from jaxpaged import convert as conversion
+
+    target = conversion.convert(src, pathlib.Path(dst), dtype=dtype, note=_progress(quiet).note)
+    if not quiet:
+        click.echo(f"written: {target}")
+    return 0
+
+
+@main.command()
 @_ends_well
 def doctor() -> int:
     """Show what an engine would use on this machine and why, and what to install if a GPU is idle.

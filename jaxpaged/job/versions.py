@@ -13,6 +13,7 @@ _DISTRIBUTIONS = (
     "pyarrow",
     "tokenizers",
     "safetensors",
+    "orbax-checkpoint",
     "gguf",
     "pydantic",
 )

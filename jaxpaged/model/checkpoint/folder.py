@@ -11,7 +11,12 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import members
-from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_present
+from jaxpaged.model.checkpoint.folder_tokenizer import (
+    TEMPLATE_FILES,
+    TOKENIZER_FILES,
+    build_tokenizer,
+    check_present,
+)
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
@@ -20,9 +25,6 @@ from jaxpaged.model.tokenizer import Tokenizer
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
 class FolderCheckpoint:
@@ -61,8 +63,8 @@ class FolderCheckpoint:
         return {
             "config": self._digest("config.json"),
             "generation_config": self._digest("generation_config.json"),
-            "tokenizer": self._digest(*_TOKENIZER_FILES),
-            "chat_template": self._digest(*_TEMPLATE_FILES),
+            "tokenizer": self._digest(*TOKENIZER_FILES),
+            "chat_template": self._digest(*TEMPLATE_FILES),
             "weights": weights.hexdigest(),
         }
 
@@ -84,6 +86,11 @@ class FolderCheckpoint:
         if file is None:
             raise CheckpointError(f"{self.path}: tensor {name} is missing")
         return file.tensor(name)
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """The dtype of a tensor."""
+        file = self._tensors.get(name)
+        return None if file is None else file.entries[name].dtype
 
     @functools.cached_property
     def _files(self) -> dict[str, SafetensorsFile]:
@@ -143,11 +150,4 @@ class FolderCheckpoint:
         )
 
     def _digest(self, *names: str) -> str:
-        digest = hashlib.sha256()
-        for name in names:
-            path = members.member(self.path, name)
-            if path is not None:
-                content = members.read_bytes(path)
-                digest.update(f"{name} {len(content)}\n".encode())
-                digest.update(content)
-        return digest.hexdigest()
+        return members.digest(self.path, *names)

@@ -11,6 +11,7 @@ import math
 import pathlib
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 
 from jaxpaged.errors import CheckpointError, ConfigError
@@ -35,6 +36,12 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+
+_PLAIN: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
 # Read into the configuration's rope scaling.
@@ -109,6 +116,11 @@ class GgufCheckpoint:
         if ".k_proj." in name:
             return _unpermute(values, self.config.num_kv_heads)
         return values
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """The dtype of a tensor that is not quantised."""
+        kind = self._gguf.GGMLQuantizationType(self._tensors[name].ggml_type)
+        return _PLAIN.get(kind.name)
 
     @functools.cached_property
     def _tensors(self) -> dict[str, StoredTensor]:
