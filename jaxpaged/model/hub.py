@@ -135,6 +135,7 @@ class _Repository:
     ) -> None:
         self._hub = hub
         self._asked = asked
+        self._revision = asked.revision or "main"
         self._note = note
         self._where: dict[str, Any] = {"endpoint": endpoint, "cache_dir": cache}
 
@@ -151,7 +152,7 @@ class _Repository:
                 raise
             raise ConfigError(
                 f"model: {self._asked.model!r}: {self._asked.repository} has no revision "
-                f"{self._asked.revision or 'main'}; see its page for branches, tags and commits"
+                f"{self._revision}; see its page for branches, tags and commits"
             ) from None
         # The library raises its own errors and those of the HTTP client of the day.
         except Exception as error:
@@ -166,26 +167,30 @@ class _Repository:
             raise self._explained(error) from None
 
     def _downloaded(self) -> pathlib.Path:
+        # Only to find out if there is one: unlike what follows, it fails at once.
+        api = self._hub.HfApi(endpoint=self._where["endpoint"])
+        api.repo_info(self._asked.repository, revision=self._revision)
+        # By the name of a branch, so that the cache remembers where it was.
         if self._asked.file:
-            return self._get([_exactly(self._asked.file)], None)
-        folder = self._get(_TEXTS, None)
+            return self._get([_exactly(self._asked.file)], self._revision)
+        folder = self._get(_TEXTS, self._revision)
         return self._get([_exactly(name) for name in _weights(folder)], folder.name)
 
-    def _get(self, patterns: Sequence[str], commit: str | None) -> pathlib.Path:
+    def _get(self, patterns: Sequence[str], revision: str) -> pathlib.Path:
         """The snapshot with the files of those patterns, downloaded where they are not there."""
-        files = self._call(patterns, commit, dry_run=True)
+        silent = _meter(self._hub, str, 0)
+        files = self._call(patterns, revision, dry_run=True, tqdm_class=silent)
         if not files:
             raise ConfigError(
                 f"model: {self._asked.model!r}: {self._asked.repository} has no "
-                f"{' or '.join(patterns)} at {self._asked.revision or 'main'}"
+                f"{' or '.join(patterns)} at {self._revision}"
             )
-        commit = files[0].commit_hash
         wanted = [file for file in files if file.will_download]
         num_bytes = sum(file.file_size or 0 for file in wanted)
         if wanted and self._note is not None:
             self._note(f"downloading {len(wanted)} files, {_size(num_bytes)}: {self._asked.model}")
         meter = None if self._note is None else _meter(self._hub, self._note, num_bytes)
-        folder = pathlib.Path(self._call(patterns, commit, tqdm_class=meter))
+        folder = pathlib.Path(self._call(patterns, revision, tqdm_class=meter))
         for file in wanted:
             _check(folder / file.filename)
         return folder
@@ -194,16 +199,16 @@ class _Repository:
         """The snapshot in the cache, if all of it is there; the network is not asked."""
         patterns = [_exactly(self._asked.file)] if self._asked.file else _TEXTS
         try:
-            folder = pathlib.Path(self._call(patterns, None, local_files_only=True))
+            folder = pathlib.Path(self._call(patterns, self._revision, local_files_only=True))
         except (OSError, ValueError):
             return None
         names = [self._asked.file] if self._asked.file else ["config.json", *_weights(folder)]
         return folder if all((folder / name).is_file() for name in names) else None
 
-    def _call(self, patterns: Sequence[str], commit: str | None, **how: object) -> Any:  # noqa: ANN401
+    def _call(self, patterns: Sequence[str], revision: str, **how: object) -> Any:  # noqa: ANN401
         return self._hub.snapshot_download(
             self._asked.repository,
-            revision=commit or self._asked.revision,
+            revision=revision,
             allow_patterns=list(patterns),
             ignore_patterns=None if self._asked.file else _BELOW,
             **self._where,
@@ -245,7 +250,7 @@ def _exactly(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
-def _meter(hub: ModuleType, note: Callable[[str], None], num_bytes: int) -> type:
+def _meter(hub: ModuleType, note: Callable[[str], object], num_bytes: int) -> type:
     """A progress bar, to the library, that tells of each tenth of the bytes."""
     done, said = 0, 0.0
 
@@ -255,7 +260,7 @@ def _meter(hub: ModuleType, note: Callable[[str], None], num_bytes: int) -> type
             self._counts = kwargs.get("name") == "huggingface_hub.snapshot_download"
             super().__init__(*args, **(kwargs | {"disable": True}))
 
-        def update(self, n: float | None = 1) -> None:
+        def update(self, n: int | float | None = 1) -> None:
             nonlocal done, said
             if self._counts and num_bytes:
                 done += int(n or 0)

@@ -57,9 +57,9 @@ class StoredArray:
     @classmethod
     def of(cls, values: np.ndarray) -> "StoredArray":
         """What is to know of an array."""
-        name = next(name for name, dtype in _DTYPES.items() if dtype == values.dtype)
-        digest = hashlib.sha256(memoryview(values.reshape(-1).view(np.uint8)))
-        return cls(shape=values.shape, dtype=name, sha256=digest.hexdigest())
+        names: dict[np.dtype, DTypeName] = {dtype: name for name, dtype in _DTYPES.items()}
+        digest = hashlib.sha256(values.reshape(-1).view(np.uint8).data)
+        return cls(shape=values.shape, dtype=names[values.dtype], sha256=digest.hexdigest())
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -118,6 +118,7 @@ def read_index(folder: pathlib.Path) -> OrbaxIndex:
             f"{path}: its layout is of version {version}, this jaxpaged reads version {_VERSION}; "
             "use the jaxpaged that wrote it, or convert the model again"
         )
+    _check_layers(content.get("config"), path)
     try:
         index = _reader()(json.dumps(content), strict=True)
     except pydantic.ValidationError as error:
@@ -146,6 +147,13 @@ def _damaged(path: pathlib.Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path}: damaged: {what}; convert the model again")
 
 
+def _check_layers(config: object, path: pathlib.Path) -> None:
+    """Before the configuration is made, which has values for each layer."""
+    layers = config.get("num_layers") if isinstance(config, Mapping) else None
+    if type(layers) is not int or not 1 <= layers <= _MAX_LAYERS:
+        raise _damaged(path, f"config.num_layers is {layers!r}; expected 1 to {_MAX_LAYERS}")
+
+
 def _check_config(config: ModelConfig, written: Mapping[str, Any], path: pathlib.Path) -> None:
     def fail(what: str) -> NoReturn:
         raise _damaged(path, f"config.{what}")
@@ -160,8 +168,8 @@ def _check_config(config: ModelConfig, written: Mapping[str, Any], path: pathlib
         if not 1 <= getattr(config, name) < 2**31:
             fail(f"{name} is {getattr(config, name)}")
     count = 1 if config.experts is None else config.experts.count
-    if config.num_layers > _MAX_LAYERS or not 1 <= count * config.num_layers <= _MAX_EXPERTS:
-        fail(f"num_layers is above {_MAX_LAYERS}, or there are more experts than {_MAX_EXPERTS}")
+    if not 1 <= count * config.num_layers <= _MAX_EXPERTS:
+        fail(f"experts.count is {count}")
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         fail("num_kv_heads must divide num_heads, and head_dim be even")
 
@@ -175,8 +183,15 @@ def _check_arrays(arrays: Mapping[str, StoredArray], path: pathlib.Path) -> None
 
 
 def _check_files(folder: pathlib.Path, files: Mapping[str, int], index: pathlib.Path) -> None:
-    """Every file is there, inside the folder, and as long as it was."""
+    """Every file is there, inside the folder, and as long as it was; and no other is."""
     home = folder.resolve()
+    there = (folder / WEIGHTS).rglob("*")
+    more = {path.relative_to(folder / WEIGHTS).as_posix() for path in there if not path.is_dir()}
+    if more - files.keys():
+        raise CheckpointError(
+            f"{folder / WEIGHTS / min(more - files.keys())} is not a file that was written with "
+            "the others; remove it"
+        )
     for name, size in files.items():
         path = folder / WEIGHTS / name
         if pathlib.PurePosixPath(name).is_absolute() or ".." in pathlib.PurePosixPath(name).parts:
