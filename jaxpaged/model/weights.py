@@ -26,6 +26,9 @@ _EXPERTS = ".mlp.experts."
 # Arrays that begin at a multiple of so many bytes become a CPU's arrays without being copied.
 _ALIGNMENT = 64
 
+# What a stack can be stored in; others are those of quantised tensors.
+_STORED_DTYPES = {np.dtype(dtype) for dtype in (np.float32, np.float16, jnp.bfloat16)}
+
 Path = tuple[collections.abc.Hashable, ...]
 
 
@@ -163,10 +166,10 @@ def _stored_dtype(checkpoint: Checkpoint, path: Path) -> np.dtype:
         for name in _tensor_names(checkpoint, _tensor_name(one))
     }
     dtypes = {checkpoint.stored_dtype(name) for name in names}
-    known = [dtype for dtype in dtypes if dtype is not None]
+    known = dtypes & _STORED_DTYPES
     if len(known) < len(dtypes):
         return np.dtype(jnp.bfloat16)
-    return known[0] if len(known) == 1 else np.dtype(np.float32)
+    return known.pop() if len(known) == 1 else np.dtype(np.float32)
 
 
 def _read(checkpoint: Checkpoint, name: str) -> np.ndarray:

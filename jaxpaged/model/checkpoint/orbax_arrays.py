@@ -18,8 +18,8 @@ from jaxpaged.errors import CheckpointError, ConfigError, StorageError
 
 _KEY = "array"
 
-# Of a read, so much is held beside the array itself for each of a few chunks.
-_CHUNK_BYTES = 16 * 2**20
+# A read holds a few chunks beside the array; larger ones stay with the allocator for good.
+_CHUNK_BYTES = 2 * 2**20
 
 # What Orbax and TensorStore raise about files that are not as they should be.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
