@@ -3,7 +3,7 @@
 import click
 
 from jaxpaged._version import VERSION
-from jaxpaged.cli import job, load_test, machine, output
+from jaxpaged.cli import job, load_test, machine, model, output
 from jaxpaged.cli.ending import EXIT_CODES
 
 
@@ -30,6 +30,7 @@ for _command in (
     output.diff,
     output.compare,
     output.retry,
+    model.convert,
     machine.doctor,
     machine.version,
 ):

@@ -89,7 +89,8 @@ def make(folder: JobFolder, run: RunEnd) -> JobReport:
         scores=scores,
         run=run.facts,
         warnings=report.warnings(output, run.facts, spec, input_rows=num_rows, scores=scores),
-        job=spec.model_dump(mode="json"),
+        # The model by the commit that the job began with, where its name can move.
+        job={**spec.model_dump(mode="json"), "model": folder.history.job.result_keys["model"]},
         versions=run.versions or versions.installed(),
         notes=report.notes(output, unused_columns=_unused_columns(folder)),
         message=run.message,

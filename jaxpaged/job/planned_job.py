@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import hashlib
+from collections.abc import Callable
 
 from jaxpaged.config import DEFAULT_MAX_MODEL_LEN
 from jaxpaged.errors import ConfigError, IdentityError, JobError
@@ -18,7 +19,7 @@ from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Units
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors
-from jaxpaged.model.source import locate
+from jaxpaged.model.source import Source, resolve
 from jaxpaged.storage import access
 from jaxpaged.storage.disk import Disk
 from jaxpaged.storage.files import SourceFiles
@@ -126,8 +127,18 @@ class RunOptions:
     disk: Disk | None = None
 
 
-def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
+def plan(
+    spec: JobSpec,
+    options: RunOptions | None = None,
+    *,
+    note: Callable[[str], None] | None = None,
+) -> PlannedJob:
     """The planned job; reads footers and bytes of the input and the headers of the model's files.
+
+    Args:
+        spec: The job.
+        options: What a run is told beside the job.
+        note: Is told how far the download of a model is.
 
     Raises:
         ConfigError: Input and output overlap, a template is malformed, or there is no model.
@@ -143,8 +154,10 @@ def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
     seen, refusal = _seen(store, options)
     inputs = input_plan.plan(spec.input.path, files=files, known=seen.files if seen else ())
     columns_plan = columns.plan(spec, inputs)
-    checkpoint = open_checkpoint(locate(spec.model))
-    record = _record(spec, inputs, columns_plan, _model(checkpoint, seen, options))
+    source = resolve(spec.model, note=note)
+    checkpoint = open_checkpoint(source.path)
+    model = _model(checkpoint, seen, options)
+    record = _record(spec, inputs, columns_plan, source=source, model=model)
     try:
         known = _history(seen, record, store=store, extends=options.extends)
     except IdentityError as error:
@@ -192,10 +205,17 @@ def _seen(store: Store, options: RunOptions) -> tuple[History | None, JobError |
 
 
 def _record(
-    spec: JobSpec, inputs: InputPlan, columns_plan: ColumnPlan, model: dict[str, str]
+    spec: JobSpec,
+    inputs: InputPlan,
+    columns_plan: ColumnPlan,
+    *,
+    source: Source,
+    model: dict[str, str],
 ) -> JobRecord:
     return history.job_record(
-        result_keys=identity.result_keys(spec),
+        # Of a model that can move, the name holds where it is: a job that begins with a branch is
+        # the same as one that names its commit, and another one once the branch has moved.
+        result_keys={**identity.result_keys(spec), "model": source.name},
         run_keys=identity.run_keys(spec),
         model=model,
         files=inputs.records,

@@ -82,7 +82,11 @@ def retry_job(
         JobError: As `run_job` raises them.
     """
     changes, for_the_run = _parse(settings)
-    job = planned_job.plan(_spec(place, storage, for_the_run), RunOptions(disk=disk))
+    job = planned_job.plan(
+        _spec(place, storage, for_the_run),
+        RunOptions(disk=disk),
+        note=(progress or SilentProgress()).note,
+    )
     known = job.seen
     if known is None:
         raise OutputConflictError(f"{place}: holds no results of a job; run one first")

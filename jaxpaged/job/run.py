@@ -143,7 +143,8 @@ class Run:
         from jaxpaged.engine import Engine
 
         self._progress.note(f"loading {self._job.spec.model}")
-        return Engine.load(self._job.spec.model, self._job.spec.engine_config())
+        # By its path: the name of a model may lead elsewhere by now.
+        return Engine.load(self._job.checkpoint.path, self._job.spec.engine_config())
 
     def _report(self, state: JobState, message: str = "") -> JobReport:
         end = RunEnd(state=state, message=message, facts=self._facts, samples=self._samples)

@@ -54,11 +54,11 @@ def run_job(
         JobInterrupted: `should_stop` said so.
     """
     options = options or RunOptions()
-    job = planned_job.plan(spec, options)
+    live = LiveProgress(progress or SilentProgress())
+    job = planned_job.plan(spec, options, note=live.note)
     if job.is_finished and not options.repairs:
         return known_report(job)
     check_model(job, engine)
-    live = LiveProgress(progress or SilentProgress())
     with (
         Attempt(job.store, live.facts) as attempt,
         OutputFolder(job.store, attempt, schema=job.columns.output, scoring=spec.eval) as folder,

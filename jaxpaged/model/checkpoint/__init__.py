@@ -4,11 +4,12 @@ Knows the formats' modules; they know nothing of each other. Nothing here loads 
 """
 
 import pathlib
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.checkpoint.orbax_index import MARKER
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.tokenizer import Tokenizer
@@ -50,15 +51,33 @@ class Checkpoint(Protocol):
         ones are float32, 8-bit floats without a scale bfloat16."""
         ...
 
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """The dtype that a tensor is stored in; None of a quantised one."""
+        ...
+
+
+@runtime_checkable
+class StackedCheckpoint(Checkpoint, Protocol):
+    """One that holds the arrays of a decoder with stacked layers, as the decoder has them."""
+
+    def stack(self, name: str, *, dtype: np.dtype, sharding: Any) -> Any:  # noqa: ANN401
+        """An array by its place in the module tree, as a `jax.Array` of that dtype and sharding."""
+        ...
+
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
-    """The checkpoint in a folder of Hugging Face layout or in a `.gguf` file.
+    """The checkpoint in a folder of Hugging Face layout, in one that `jaxpaged convert` wrote, or
+    in a `.gguf` file.
 
     Raises:
         CheckpointError: The files are missing, damaged or not of a supported model.
         ConfigError: A package that the format needs is not installed.
     """
     # Imported here: a job on one format does not load the other's packages.
+    if (path / MARKER).exists():
+        from jaxpaged.model.checkpoint.orbax import OrbaxCheckpoint
+
+        return OrbaxCheckpoint(path)
     if path.is_dir():
         from jaxpaged.model.checkpoint.folder import FolderCheckpoint
 

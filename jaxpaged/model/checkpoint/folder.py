@@ -11,7 +11,12 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import members, quantization
-from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer, check_present
+from jaxpaged.model.checkpoint.folder_tokenizer import (
+    TEMPLATE_FILES,
+    TOKENIZER_FILES,
+    build_tokenizer,
+    check_present,
+)
 from jaxpaged.model.checkpoint.folder_weights import FolderWeights
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
@@ -25,9 +30,6 @@ _NAMED_AT_MOST = 6
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
 class FolderCheckpoint:
@@ -69,8 +71,8 @@ class FolderCheckpoint:
         return {
             "config": self._digest("config.json"),
             "generation_config": self._digest("generation_config.json"),
-            "tokenizer": self._digest(*_TOKENIZER_FILES),
-            "chat_template": self._digest(*_TEMPLATE_FILES),
+            "tokenizer": self._digest(*TOKENIZER_FILES),
+            "chat_template": self._digest(*TEMPLATE_FILES),
             "weights": weights.hexdigest(),
         }
 
@@ -99,6 +101,13 @@ class FolderCheckpoint:
             self._weight_format,
             frozenset(expected_shapes(self.config)),
         )
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """The dtype of a tensor that is not quantised."""
+        file = self._tensors.get(name)
+        if file is None or file.entries[name].dtype.itemsize == 1:
+            return None
+        return file.entries[name].dtype
 
     @functools.cached_property
     def _files(self) -> dict[str, SafetensorsFile]:
@@ -159,14 +168,7 @@ class FolderCheckpoint:
         )
 
     def _digest(self, *names: str) -> str:
-        digest = hashlib.sha256()
-        for name in names:
-            path = members.member(self.path, name)
-            if path is not None:
-                content = members.read_bytes(path)
-                digest.update(f"{name} {len(content)}\n".encode())
-                digest.update(content)
-        return digest.hexdigest()
+        return members.digest(self.path, *names)
 
 
 def _listed(missing: list[str]) -> str:

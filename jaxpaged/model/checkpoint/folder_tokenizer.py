@@ -13,6 +13,9 @@ from jaxpaged.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+
 _FILE = "tokenizer.json"
 
 

@@ -12,6 +12,7 @@ import math
 import pathlib
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 
 from jaxpaged.errors import CheckpointError, ConfigError
@@ -42,6 +43,12 @@ _NAMES = {
 
 # 4 MiB in float32, of which the package makes four while it works. Larger pieces are not faster.
 _PIECE_ELEMENTS = 2**20
+
+_PLAIN: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 
 # Read into the configuration's rope scaling.
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -118,6 +125,11 @@ class GgufCheckpoint:
         if ".k_proj." in name:
             return self._unpermuted(values, name, self.config.num_kv_heads)
         return values
+
+    def stored_dtype(self, name: str) -> np.dtype | None:
+        """The dtype of a tensor that is not quantised."""
+        kind = self._gguf.GGMLQuantizationType(self._tensors[name].ggml_type)
+        return _PLAIN.get(kind.name)
 
     @functools.cached_property
     def _tensors(self) -> dict[str, StoredTensor]:

@@ -4,6 +4,7 @@ Knows nothing of what they mean. Names come from untrusted files (a shard index)
 point anywhere.
 """
 
+import hashlib
 import pathlib
 from typing import Any
 
@@ -89,6 +90,22 @@ def parse_object(content: bytes, path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def digest(folder: pathlib.Path, *names: str) -> str:
+    """SHA-256 of files of the folder together; those that are not there are left out.
+
+    Raises:
+        CheckpointError: One leads out of the folder, or cannot be read.
+    """
+    found = hashlib.sha256()
+    for name in names:
+        path = member(folder, name)
+        if path is not None:
+            content = read_bytes(path)
+            found.update(f"{name} {len(content)}\n".encode())
+            found.update(content)
+    return found.hexdigest()
 
 
 def _homes(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
