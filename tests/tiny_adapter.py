@@ -24,7 +24,7 @@ ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
 
 
-def adapter_config(**changes: Any) -> dict[str, Any]:
+def adapter_config(**changes: object) -> dict[str, Any]:
     """An `adapter_config.json` as PEFT 0.21 writes it, with keys changed."""
     return {
         "alora_invocation_tokens": None,
@@ -74,7 +74,7 @@ def write_tiny_adapter(
     rank: int = 4,
     seed: int = 0,
     strength: float = 1.0,
-    **changes: Any,
+    **changes: object,
 ) -> pathlib.Path:
     """A new folder with a random adapter for a model; returns it.
 
@@ -109,6 +109,17 @@ def write_adapter(
     safetensors.numpy.save_file(dict(tensors), folder / "adapter_model.safetensors")
 
 
+def random_factors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, np.ndarray]:
+    """Tensors of these shapes; each one's numbers depend on the seed and its place by name."""
+    tensors = {}
+    for place, name in enumerate(sorted(shapes)):
+        random = np.random.default_rng([seed, place])
+        spread = 1.0 if "lora_A" in name else 0.3
+        values = random.standard_normal(tuple(shapes[name])) * spread * shapes[name][-1] ** -0.5
+        tensors[name] = values.astype(np.float32)
+    return tensors
+
+
 def merge(folder: pathlib.Path, model: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
     """A new folder with the model and an adapter merged into its weights."""
     shutil.copytree(model, folder)
@@ -116,9 +127,7 @@ def merge(folder: pathlib.Path, model: pathlib.Path, adapter: pathlib.Path) -> p
     factors = safetensors.numpy.load_file(adapter / "adapter_model.safetensors")
     tensors = safetensors.numpy.load_file(model / "model.safetensors")
     for name in _targeted(config, model):
-        a, b = (
-            factors[f"{PREFIX}{name}.lora_{which}.weight"].astype(np.float64) for which in "AB"
-        )
+        a, b = (factors[f"{PREFIX}{name}.lora_{which}.weight"].astype(np.float64) for which in "AB")
         merged = tensors[f"{name}.weight"].astype(np.float64) + _scale(config, name) * b @ a
         tensors[f"{name}.weight"] = merged.astype(np.float32)
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")

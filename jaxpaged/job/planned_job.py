@@ -17,6 +17,7 @@ from jaxpaged.job.prompt.prompts import PromptBuilder
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Units
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
+from jaxpaged.model.checkpoint.adapter import Adapter, open_adapters
 from jaxpaged.model.checkpoint.tensors import check_tensors
 from jaxpaged.model.source import locate
 from jaxpaged.storage import access
@@ -37,6 +38,7 @@ class PlannedJob:
         store: Where the output lies.
         inputs: The input's files.
         checkpoint: The model's files.
+        adapters: Its adapters, by name.
         columns: What is read and written.
         units: How the rows are cut into parts.
         seen: What the output folder remembers; None if no job began there, or none that
@@ -49,6 +51,7 @@ class PlannedJob:
     store: Store
     inputs: InputPlan
     checkpoint: Checkpoint
+    adapters: dict[str, Adapter]
     columns: ColumnPlan
     units: Units
     seen: History | None
@@ -131,7 +134,8 @@ def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
 
     Raises:
         ConfigError: Input and output overlap, a template is malformed, or there is no model.
-        CheckpointError: The model's files are missing, damaged or of another architecture.
+        CheckpointError: The files of the model or of an adapter are missing, damaged or of another
+            architecture.
         InputSchemaError: The input is missing, broken, or not what the job needs.
         OutputConflictError: The output folder is not ours.
         IdentityError: The output folder holds results of a job that differs.
@@ -144,7 +148,10 @@ def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
     inputs = input_plan.plan(spec.input.path, files=files, known=seen.files if seen else ())
     columns_plan = columns.plan(spec, inputs)
     checkpoint = open_checkpoint(locate(spec.model))
-    record = _record(spec, inputs, columns_plan, _model(checkpoint, seen, options))
+    adapters = open_adapters(spec.adapters or {}, checkpoint.config)
+    model = _model(checkpoint, seen, options)
+    model |= {f"adapter {name}": adapter.digest for name, adapter in adapters.items()}
+    record = _record(spec, inputs, columns_plan, model)
     try:
         known = _history(seen, record, store=store, extends=options.extends)
     except IdentityError as error:
@@ -156,6 +163,7 @@ def plan(spec: JobSpec, options: RunOptions | None = None) -> PlannedJob:
         store=store,
         inputs=inputs,
         checkpoint=checkpoint,
+        adapters=adapters,
         columns=columns_plan,
         units=Units(
             segments=known.segments,

@@ -26,9 +26,8 @@ from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import DecoderLayer, Llama
 
 RANK_TILE = 16
-"""Ranks of all adapters of a map are filled up to a multiple of it: XLA's products on CPU give a row
-other bits in batches of 64 rows than in larger ones where they are narrower (measured with 4 and 8
-columns)."""
+"""Ranks of all adapters of a map are filled up to a multiple of it: narrower products (4 and 8 columns
+were measured) give a row other bits among 64 rows than among more, on CPU and with JAX 0.12."""
 
 _NOBODY = -1
 
@@ -134,9 +133,7 @@ def _places(model: Llama, name: str) -> Iterator[tuple[nnx.Module, str, range]]:
         yield getattr(layer, parent), leaf, range(index, index + 1)
 
 
-def _adapted(
-    model: Llama, base: nnx.Module, name: str, owners: tuple[int, ...]
-) -> AdaptedLinear:
+def _adapted(model: Llama, base: nnx.Module, name: str, owners: tuple[int, ...]) -> AdaptedLinear:
     rows, columns = linear_maps(model.config)[name]
     is_stacked = isinstance(model.layers, DecoderLayer)
     lead = (model.config.num_layers,) if is_stacked else ()

@@ -169,9 +169,7 @@ def _check_tensors(
         if found:
             raise CheckpointError(f"{where}: {_listed(found)}: {reason}; merge the adapter")
     widths = _stored_shapes(model)
-    known = [
-        f"model.layers.{layer}.{name}" for layer in range(model.num_layers) for name in widths
-    ]
+    known = [f"model.layers.{layer}.{name}" for layer in range(model.num_layers) for name in widths]
     targeted = config.targeted(known)
     if not targeted:
         raise CheckpointError(

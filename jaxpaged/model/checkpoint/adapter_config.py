@@ -1,4 +1,4 @@
-"""What the `adapter_config.json` of a LoRA adapter says: which linear maps it changes, and how much.
+"""What the `adapter_config.json` of a LoRA adapter says: what it changes, and how much.
 
 Every key of PEFT's is honoured, without effect on what is computed, or refused by name. Knows the
 names of maps as transformers has them, not which of them a model has.
@@ -118,9 +118,7 @@ class AdapterConfig:
             for name, rank in self.ranks(names).items()
         }
 
-    def _matching(
-        self, key: str, wanted: tuple[str, ...] | str, names: Sequence[str]
-    ) -> set[str]:
+    def _matching(self, key: str, wanted: tuple[str, ...] | str, names: Sequence[str]) -> set[str]:
         if isinstance(wanted, str):
             return self._found(key, wanted, names)
         whole = set(wanted) & set(names)
@@ -252,9 +250,9 @@ def _pattern(content: Mapping[str, Any], key: str, read: Any, where: str) -> dic
 def _names(value: object, key: str, where: str) -> tuple[str, ...] | str:
     if isinstance(value, str) and value:
         return _ALL_LINEAR if value.lower() == _ALL_LINEAR else value
-    if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
-        if value or key != "target_modules":
-            return tuple(value)
+    is_list = isinstance(value, list) and (bool(value) or key != "target_modules")
+    if is_list and all(isinstance(name, str) and name for name in value):
+        return tuple(value)
     raise CheckpointError(
         f"{where}: {key} must be a list of names, a regular expression or "
         f"{_ALL_LINEAR!r}, found {_shown(value)}"
