@@ -26,8 +26,8 @@ from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import DecoderLayer, Llama
 
 RANK_TILE = 16
-"""Ranks of all adapters of a map are filled up to a multiple of it: narrower products (4 and 8 columns
-were measured) give a row other bits among 64 rows than among more, on CPU and with JAX 0.12."""
+"""Ranks of all adapters of a map are filled up to a multiple of it: narrower products, of 4 and 8
+columns, were measured to give a row other bits among 64 rows than among more (JAX 0.12, CPU)."""
 
 _NOBODY = -1
 

@@ -129,10 +129,10 @@ class AdapterConfig:
         return whole | found
 
     def _by_pattern(
-        self, key: str, patterns: Mapping[str, float], names: Sequence[str]
-    ) -> dict[str, float]:
+        self, key: str, patterns: Mapping[str, int | float], names: Sequence[str]
+    ) -> dict[str, int | float]:
         """The value of the first pattern that fits a name or its end, for names that have one."""
-        values: dict[str, float] = {}
+        values: dict[str, int | float] = {}
         for pattern, value in patterns.items():
             for name in self._found(key, rf"(.*\.)?({pattern})", names):
                 values.setdefault(name, value)
@@ -250,9 +250,13 @@ def _pattern(content: Mapping[str, Any], key: str, read: Any, where: str) -> dic
 def _names(value: object, key: str, where: str) -> tuple[str, ...] | str:
     if isinstance(value, str) and value:
         return _ALL_LINEAR if value.lower() == _ALL_LINEAR else value
-    is_list = isinstance(value, list) and (bool(value) or key != "target_modules")
-    if is_list and all(isinstance(name, str) and name for name in value):
-        return tuple(value)
+    names = (
+        [name for name in value if isinstance(name, str) and name]
+        if isinstance(value, list)
+        else []
+    )
+    if isinstance(value, list) and len(names) == len(value) and (names or key != "target_modules"):
+        return tuple(names)
     raise CheckpointError(
         f"{where}: {key} must be a list of names, a regular expression or "
         f"{_ALL_LINEAR!r}, found {_shown(value)}"
