@@ -137,7 +137,8 @@ def _adapted(model: Llama, base: nnx.Module, name: str, owners: tuple[int, ...])
     rows, columns = linear_maps(model.config)[name]
     is_stacked = isinstance(model.layers, DecoderLayer)
     lead = (model.config.num_layers,) if is_stacked else ()
-    linear = layers.linear_kind(model.attention)
+    # In full, whatever the kind of the map itself: they are small.
+    linear = layers.PackedLinear if model.attention == "llvm" else layers.Linear
     shared = {"bias": False, "lead": lead, "dtype": model.dtype}
     return AdaptedLinear(
         base,

@@ -250,13 +250,10 @@ def _pattern(content: Mapping[str, Any], key: str, read: Any, where: str) -> dic
 def _names(value: object, key: str, where: str) -> tuple[str, ...] | str:
     if isinstance(value, str) and value:
         return _ALL_LINEAR if value.lower() == _ALL_LINEAR else value
-    names = (
-        [name for name in value if isinstance(name, str) and name]
-        if isinstance(value, list)
-        else []
-    )
-    if isinstance(value, list) and len(names) == len(value) and (names or key != "target_modules"):
-        return tuple(names)
+    names = value if isinstance(value, list) else [value]
+    is_enough = bool(names) or key != "target_modules"
+    if is_enough and all(isinstance(name, str) and name for name in names):
+        return tuple(map(str, names))
     raise CheckpointError(
         f"{where}: {key} must be a list of names, a regular expression or "
         f"{_ALL_LINEAR!r}, found {_shown(value)}"
