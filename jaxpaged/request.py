@@ -23,6 +23,7 @@ ErrorCode = Literal[
     "prompt_too_long",
     "kv_capacity",
     "bad_row_params",
+    "unknown_adapter",
     "nonfinite_logits",
     "timeout",
     "cancelled",
@@ -210,12 +211,14 @@ class Request:
         params: How to sample.
         address: A stable 64-bit name of the row; with the job's seed it keys the row's random
             numbers, so that they do not depend on batch, order or neighbours.
+        adapter: The name of the adapter that completes it; None for the model as it is.
     """
 
     request_id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     address: int = 0
+    adapter: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ class Sequence:
         stop_ids: Tokens that end the sequence; `min_tokens` bans them at first.
         key: Two 32-bit words that key the random numbers of this sequence.
         bad_word_ids: Token sequences that must not be sampled.
+        adapter: The number of the adapter that completes it; 0 for none.
         is_held: The next token is chosen on the host (a beam): after a step that samples, the
             sequence rests until its token is appended.
         token_ids: Prompt and sampled tokens the host knows.
@@ -61,6 +62,7 @@ class Sequence:
     stop_ids: tuple[int, ...] = ()
     key: tuple[int, int] = (0, 0)
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    adapter: int = 0
     is_held: bool = False
     token_ids: "array.array[int]" = dataclasses.field(default_factory=token_array)
     num_pending: int = 0

@@ -19,7 +19,12 @@ _forward = jax.jit(model_runner.forward, static_argnums=(0, 1))
 
 
 def last_logits(
-    model: Llama, prompt: list[int], *, token_budget: int = 512, block_size: int = 16
+    model: Llama,
+    prompt: list[int],
+    *,
+    token_budget: int = 512,
+    block_size: int = 16,
+    adapter: int = 0,
 ) -> np.ndarray:
     """Logits behind the last token, `[V]`, the prompt cut into chunks of the budget."""
     # The same sizes for all prompts, so that they share compiled steps.
@@ -38,6 +43,7 @@ def last_logits(
         max_model_len=MAX_PROMPT,
         table_width=shapes.table_width,
         vocab_size=vocab_size,
+        has_adapters=bool(model.adapter_names),
     )
     kv_dtype = "float32" if model.embed_tokens[...].dtype == np.float32 else "bfloat16"
     pool = model_runner.allocate_pool(model, num_blocks, block_size, kv_dtype=kv_dtype)
@@ -45,7 +51,7 @@ def last_logits(
         BlockManager(num_blocks, block_size), max_num_seqs=1, token_budget=token_budget
     )
     request = Request(request_id=0, prompt_ids=tuple(prompt))
-    scheduler.add(Sequence(request=request, max_tokens=1))
+    scheduler.add(Sequence(request=request, max_tokens=1, adapter=adapter))
     graph, weights = nnx.split(model)
     while True:
         plan = scheduler.schedule()

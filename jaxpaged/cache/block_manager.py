@@ -205,7 +205,7 @@ class BlockManager:
             return
         if chain is None or not chain.node.is_reachable:
             # What the chain went behind was evicted: it is built anew of the sequence's own blocks.
-            chain = _Chain(self._index.root(), 0)
+            chain = _Chain(self._index.root(_extra(sequence)), 0)
         node, num_blocks = chain
         while num_blocks < limit:
             first = num_blocks * self.block_size
@@ -278,7 +278,7 @@ class BlockManager:
         if not self._prefix_cache or sequence.request.params.prompt_logprobs is not None:
             return []
         limit = (sequence.num_prompt - 1) // self.block_size
-        return self._index.match(sequence.request.prompt_ids, limit=limit)
+        return self._index.match(sequence.request.prompt_ids, _extra(sequence), limit=limit)
 
     def _num_outside(self, num_computed: int) -> int:
         """Leading blocks that no query from position `num_computed` on sees."""
@@ -354,6 +354,11 @@ class BlockManager:
         for dropped in forgotten:
             self.allocator.drop(dropped)
         return len(forgotten)
+
+
+def _extra(sequence: Sequence) -> tuple[int, ...]:
+    """What besides its tokens a sequence's keys and values depend on."""
+    return (sequence.adapter,)
 
 
 def _blocks(nodes: list[PrefixNode]) -> list[int]:

@@ -21,6 +21,7 @@ class Admission:
         vocab_size: Token ids are below it.
         seed: The job's seed.
         max_num_seqs: Lanes: a beam search needs one per beam.
+        adapters: The names of the model's adapters, by their numbers from 1.
     """
 
     max_model_len: int
@@ -28,11 +29,15 @@ class Admission:
     vocab_size: int
     seed: int
     max_num_seqs: int
+    adapters: tuple[str, ...] = ()
 
     def fault(self, request: Request, rule: StopRule) -> tuple[ErrorCode, str] | None:
         """Code and message of what makes the request impossible, or None."""
         prompt, params = request.prompt_ids, request.params
         room = self.max_model_len - len(prompt)
+        if request.adapter is not None and request.adapter not in self.adapters:
+            known = ", ".join(map(repr, self.adapters)) or "none"
+            return "unknown_adapter", f"no adapter {request.adapter!r}; the engine has: {known}"
         if not prompt:
             return "empty_prompt", "the prompt has no tokens"
         if max(prompt) >= self.vocab_size or min(prompt) < 0:
@@ -97,6 +102,7 @@ class Admission:
             stop_ids=tuple(rule.token_ids),
             bad_word_ids=rule.bad_word_ids,
             key=random_key(self.row_seed(params), address, sample),
+            adapter=0 if request.adapter is None else 1 + self.adapters.index(request.adapter),
             is_held=params.beam_width is not None,
         )
 

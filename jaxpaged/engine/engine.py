@@ -33,8 +33,10 @@ from jaxpaged.engine.shortage import size
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
+from jaxpaged.model import adapters as adapters_module
 from jaxpaged.model import weights
 from jaxpaged.model.checkpoint import open_checkpoint
+from jaxpaged.model.checkpoint.adapter import open_adapters
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import LayerLoop, Llama
 from jaxpaged.model.source import locate
@@ -92,6 +94,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
             seed=config.seed,
             max_num_seqs=config.max_num_seqs,
+            adapters=model.adapter_names,
         )
         self._swaps = limits.swap_space(config, self.capacity)
         self._blocks = BlockManager(
@@ -132,15 +135,27 @@ class Engine:
         )
 
     @classmethod
-    def load(cls, model: str | pathlib.Path, config: EngineConfig | None = None) -> "Engine":
+    def load(
+        cls,
+        model: str | pathlib.Path,
+        config: EngineConfig | None = None,
+        *,
+        adapters: collections.abc.Mapping[str, str] | None = None,
+    ) -> "Engine":
         """An engine with the weights of a model folder, a `.gguf` file or a `pkg://` name.
 
+        Args:
+            model: The model.
+            config: The engine's settings.
+            adapters: Name to folder of LoRA adapters, for requests to choose from.
+
         Raises:
-            CheckpointError: The model's files are missing, damaged or of another architecture.
+            CheckpointError: The files of the model or of an adapter are missing, damaged or of
+                another architecture.
             ConfigError: A setting does not suit the model.
             CapacityError: Weights or pool cannot fit into memory.
         """
-        return cls(*load_model(model, config or EngineConfig()))
+        return cls(*load_model(model, config or EngineConfig(), adapters))
 
     @property
     def description(self) -> str:
@@ -242,12 +257,15 @@ class Engine:
         self,
         prompts: collections.abc.Iterable[str | collections.abc.Sequence[int]],
         params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Completions of all prompts, in their order, `n` for each.
 
         Args:
             prompts: Texts, or token ids that are taken as they are.
             params: How to sample; by default greedy until the model stops or a limit is reached.
+            adapter: The name of the adapter that completes them; None for the model as it is.
 
         Raises:
             ConfigError: Requests from elsewhere are unfinished; step until they are done. Or
@@ -266,6 +284,7 @@ class Engine:
                     prompt_ids=tuple(ids),
                     params=params or SamplingParams(),
                     address=index,
+                    adapter=adapter,
                 )
             )
             count += 1
@@ -374,13 +393,21 @@ class Engine:
 
 
 def load_model(
-    model: str | pathlib.Path, config: EngineConfig
+    model: str | pathlib.Path,
+    config: EngineConfig,
+    adapters: collections.abc.Mapping[str, str] | None = None,
 ) -> tuple[Llama, Tokenizer, EngineConfig]:
     """What an engine is made of: the decoder with its weights, the tokenizer, and the settings with
     the weights' dtype.
 
+    Args:
+        model: The model's name.
+        config: The settings.
+        adapters: Name to folder of LoRA adapters that the decoder gets, too.
+
     Raises:
-        CheckpointError: The model's files are missing, damaged or of another architecture.
+        CheckpointError: The files of the model or of an adapter are missing, damaged or of another
+            architecture.
         ConfigError: A setting does not suit the model.
         CapacityError: The weights cannot fit into memory.
     """
@@ -389,7 +416,9 @@ def load_model(
     checkpoint = open_checkpoint(locate(str(model)))
     place = device.here()
     dtype = limits.dtype(config, place)
-    memory.check_weights(checkpoint.shapes(), dtype=dtype, available=memory.available_bytes())
+    opened = open_adapters(adapters or {}, checkpoint.config)
+    shapes = checkpoint.shapes() | adapters_module.shapes(checkpoint.config, opened)
+    memory.check_weights(shapes, dtype=dtype, available=memory.available_bytes())
     length = limits.max_model_len(config, checkpoint.config)
     _tell_long_factors(checkpoint.config, length)
     with out_of_memory.told("loading the weights", ["end what else takes memory of the device"]):
@@ -400,6 +429,7 @@ def load_model(
             attention=attention.choose(config, checkpoint.config, device=place).implementation,
             max_model_len=length,
         )
+        adapters_module.load(decoder, opened)
     return decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype)
 
 

@@ -35,15 +35,25 @@ class LaneState(NamedTuple):
     """Pool block of each logical block."""
     params: LaneParams
     """How each lane samples."""
+    adapters: Int[AnyArray, " B"] | None = None
+    """The number of each lane's adapter, 0 for none; None where the model has no adapters."""
 
 
-def allocate(num_lanes: int, *, max_model_len: int, table_width: int, vocab_size: int) -> LaneState:
+def allocate(
+    num_lanes: int,
+    *,
+    max_model_len: int,
+    table_width: int,
+    vocab_size: int,
+    has_adapters: bool = False,
+) -> LaneState:
     """The state of lanes that were not set yet."""
     # One place more than a sequence has: the token behind the last one has nowhere else to go.
     return LaneState(
         tokens=jnp.zeros((num_lanes, max_model_len + 1), jnp.int32),
         tables=jnp.zeros((num_lanes, table_width), jnp.int32),
         params=jax.tree.map(jnp.asarray, lane_params.empty(num_lanes, vocab_size)),
+        adapters=jnp.zeros(num_lanes, jnp.int32) if has_adapters else None,
     )
 
 
@@ -75,9 +85,11 @@ def rows(
     tokens = np.zeros((SET_ROWS, width), np.int32)
     tables = np.zeros((SET_ROWS, state.tables.shape[1]), np.int32)
     params = lane_params.empty(SET_ROWS, vocab_size)
+    adapters = np.zeros(SET_ROWS, np.int32)
     for row, sequence in enumerate(sequences):
         assert sequence.lane is not None, "an admitted sequence has a lane"
         lanes[row] = sequence.lane
+        adapters[row] = sequence.adapter
         tokens[row, : len(sequence.token_ids)] = sequence.token_ids
         table = [block or 0 for block in sequence.block_table]
         tables[row, : len(table)] = table
@@ -91,7 +103,7 @@ def rows(
         )
         for target, value in zip(params, one, strict=True):
             target[row] = value
-    return lanes, LaneState(tokens, tables, params)
+    return lanes, LaneState(tokens, tables, params, None if state.adapters is None else adapters)
 
 
 def table_updates(

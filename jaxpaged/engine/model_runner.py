@@ -122,6 +122,7 @@ class ModelRunner:
             max_model_len=limits.max_model_len,
             table_width=shapes.table_width,
             vocab_size=model.config.vocab_size,
+            has_adapters=bool(model.adapter_names),
         )
         pool = allocate_pool(
             model, capacity.num_blocks, capacity.block_size, kv_dtype=limits.kv_dtype
@@ -346,8 +347,9 @@ def forward(
         tiles=batch.tiles,
     )
     token_ids = jnp.asarray(state.tokens)[safe, positions]
+    adapters = None if state.adapters is None else jnp.asarray(state.adapters)[safe]
     with jax.default_matmul_precision(_precision(weights)):
-        hidden, pool = model(pool, token_ids, positions, batch=attention)
+        hidden, pool = model(pool, token_ids, positions, batch=attention, adapters=adapters)
     rows = hidden[jnp.asarray(batch.sampled_tokens)]
     return jnp.pad(hidden, ((0, shapes.most_tokens - hidden.shape[0]), (0, 0))), rows, pool
 

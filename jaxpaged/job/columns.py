@@ -86,6 +86,13 @@ def _uses(spec: JobSpec, schema: pa.Schema) -> Iterator[_Use]:
             fits=kind.fits,
             expected=kind.expected,
         )
+    if spec.adapter_column is not None:
+        yield _Use(
+            key="adapter_column",
+            column=spec.adapter_column,
+            fits=column_types.is_text,
+            expected="text",
+        )
     for index, column in enumerate(spec.input.columns or ()):
         yield _Use(key=f"input.columns[{index}]", column=column, fits=_is_any, expected="")
     if spec.eval is not None:
@@ -107,10 +114,12 @@ def _uses(spec: JobSpec, schema: pa.Schema) -> Iterator[_Use]:
 def _carried_names(spec: JobSpec, schema: pa.Schema) -> tuple[str, ...]:
     if spec.input.columns is None:
         return tuple(schema.names)
-    if spec.eval is not None and spec.eval.by not in (None, *spec.input.columns):
-        raise InputSchemaError(
-            f"eval.by: column {spec.eval.by!r} is not carried; add it to input.columns"
-        )
+    by = spec.eval.by if spec.eval is not None else None
+    for key, column in (("eval.by", by), ("adapter_column", spec.adapter_column)):
+        if column not in (None, *spec.input.columns):
+            raise InputSchemaError(
+                f"{key}: column {column!r} is not carried; add it to input.columns"
+            )
     return spec.input.columns
 
 

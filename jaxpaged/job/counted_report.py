@@ -62,7 +62,7 @@ def make(folder: JobFolder, run: RunEnd) -> JobReport:
         StorageError: The folder cannot be read.
     """
     spec, num_rows = folder.spec, folder.units.num_rows
-    tally = Tally(spec.eval)
+    tally = Tally(spec.eval, adapters=spec.adapter_choice())
     records = output_view.current_records(folder.store, range(len(folder.units)))
     for record in records:
         tally.add_counts(record.counts)
@@ -80,6 +80,7 @@ def make(folder: JobFolder, run: RunEnd) -> JobReport:
         truncated_tokens=tally.num_truncated_tokens,
         prompt_lengths=dict(sorted(tally.prompt_lengths.items())),
         completion_lengths=dict(sorted(tally.completion_lengths.items())),
+        adapters=dict(sorted(tally.adapters.items())),
     )
     return JobReport(
         state=run.state,
@@ -120,5 +121,6 @@ def _unused_columns(folder: JobFolder) -> list[str]:
         *prompts.used_columns(spec.input, carried),
         *prompts.param_columns(spec.sampling.columns).values(),
         *((spec.eval.reference, spec.eval.by) if spec.eval else ()),
+        spec.adapter_column,
     }
     return [name for name in carried if name not in used]

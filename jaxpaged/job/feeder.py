@@ -210,6 +210,7 @@ class Feeder:
                 prompt_ids=prompt.ids,
                 params=prompt.params,
                 address=units.address_key(**dataclasses.asdict(pending.address)),
+                adapter=prompt.adapter,
             )
         )
 

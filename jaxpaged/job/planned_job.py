@@ -18,6 +18,7 @@ from jaxpaged.job.prompt.prompts import PromptBuilder
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Units
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
+from jaxpaged.model.checkpoint.adapter import Adapter, open_adapters
 from jaxpaged.model.checkpoint.tensors import check_tensors
 from jaxpaged.model.source import Source, resolve
 from jaxpaged.storage import access
@@ -38,6 +39,7 @@ class PlannedJob:
         store: Where the output lies.
         inputs: The input's files.
         checkpoint: The model's files.
+        adapters: Its adapters, by name.
         columns: What is read and written.
         units: How the rows are cut into parts.
         seen: What the output folder remembers; None if no job began there, or none that
@@ -50,6 +52,7 @@ class PlannedJob:
     store: Store
     inputs: InputPlan
     checkpoint: Checkpoint
+    adapters: dict[str, Adapter]
     columns: ColumnPlan
     units: Units
     seen: History | None
@@ -142,7 +145,8 @@ def plan(
 
     Raises:
         ConfigError: Input and output overlap, a template is malformed, or there is no model.
-        CheckpointError: The model's files are missing, damaged or of another architecture.
+        CheckpointError: The files of the model or of an adapter are missing, damaged or of another
+            architecture.
         InputSchemaError: The input is missing, broken, or not what the job needs.
         OutputConflictError: The output folder is not ours.
         IdentityError: The output folder holds results of a job that differs.
@@ -156,7 +160,9 @@ def plan(
     columns_plan = columns.plan(spec, inputs)
     source = resolve(spec.model, note=note)
     checkpoint = open_checkpoint(source.path)
+    adapters = open_adapters(spec.adapters or {}, checkpoint.config)
     model = _model(checkpoint, seen, options)
+    model |= {f"adapter {name}": adapter.digest for name, adapter in adapters.items()}
     record = _record(spec, inputs, columns_plan, source=source, model=model)
     try:
         known = _history(seen, record, store=store, extends=options.extends)
@@ -169,6 +175,7 @@ def plan(
         store=store,
         inputs=inputs,
         checkpoint=checkpoint,
+        adapters=adapters,
         columns=columns_plan,
         units=Units(
             segments=known.segments,

@@ -14,7 +14,7 @@ import pydantic
 from jaxpaged.job.feeder import Sample
 from jaxpaged.job.slow_rows import SlowRow
 from jaxpaged.job.spec import JobSpec
-from jaxpaged.job.tally import ErrorCount, MetricScore
+from jaxpaged.job.tally import AdapterCount, ErrorCount, MetricScore
 from jaxpaged.job.timeline import Timeline
 
 REPORT_VERSION = 3
@@ -56,6 +56,7 @@ class OutputFacts:
         truncated_tokens: Tokens that were cut out of them.
         prompt_lengths: Prompts by range of length; a range goes by its first length, see `lengths`.
         completion_lengths: The same for what rows that neither failed nor were skipped came to.
+        adapters: The rows by the adapter that completed them; empty in a job without any.
     """
 
     path: str
@@ -70,6 +71,7 @@ class OutputFacts:
     truncated_tokens: int = 0
     prompt_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     completion_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+    adapters: dict[str, AdapterCount] = dataclasses.field(default_factory=dict)
 
     @property
     def num_skipped(self) -> int:

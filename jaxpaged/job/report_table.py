@@ -66,6 +66,9 @@ def _lines(report: JobReport) -> Iterator[tuple[str, str]]:
     if output.truncated_prompts:
         yield "prompts cut", f"{output.truncated_prompts:,}, by {output.truncated_tokens:,} tokens"
     yield "tokens", f"{output.prompt_tokens:,} in, {output.completion_tokens:,} out"
+    for name, count in output.adapters.items():
+        tokens = f"{count.prompt_tokens:,} tokens in, {count.completion_tokens:,} out"
+        yield f"  adapter {plain(name, 40)}", f"{count.rows:,} rows, {tokens}"
     cached, total = output.cached_tokens, output.prompt_tokens
     share = f"{cached:,} of {total:,} prompt tokens came from the cache ({output.cached_share:.1%})"
     yield "prefix cache", share

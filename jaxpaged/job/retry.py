@@ -107,7 +107,11 @@ def retry_job(
     with (
         Attempt(job.store, live.facts) as attempt,
         OutputFolder(
-            job.store, attempt, schema=job.columns.output, scoring=job.spec.eval
+            job.store,
+            attempt,
+            schema=job.columns.output,
+            scoring=job.spec.eval,
+            adapters=job.spec.adapter_choice(),
         ) as folder,
     ):
         folder.claim(known, job.history)

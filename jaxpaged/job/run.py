@@ -51,7 +51,7 @@ class Run:
         self._folder = folder
         self._progress = progress
         self._should_stop = should_stop
-        self._tally = Tally(job.spec.eval)
+        self._tally = Tally(job.spec.eval, adapters=job.spec.adapter_choice())
         self._facts = RunFacts(attempt=folder.attempt.number, revision=len(job.history.revisions))
         self._samples: tuple[Sample, ...] = ()
 
@@ -143,8 +143,10 @@ class Run:
         from jaxpaged.engine import Engine
 
         self._progress.note(f"loading {self._job.spec.model}")
+        spec = self._job.spec
         # By its path: the name of a model may lead elsewhere by now.
-        return Engine.load(self._job.checkpoint.path, self._job.spec.engine_config())
+        path = self._job.checkpoint.path
+        return Engine.load(path, spec.engine_config(), adapters=spec.adapters)
 
     def _report(self, state: JobState, message: str = "") -> JobReport:
         end = RunEnd(state=state, message=message, facts=self._facts, samples=self._samples)

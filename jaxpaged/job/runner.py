@@ -61,7 +61,13 @@ def run_job(
     check_model(job, engine)
     with (
         Attempt(job.store, live.facts) as attempt,
-        OutputFolder(job.store, attempt, schema=job.columns.output, scoring=spec.eval) as folder,
+        OutputFolder(
+            job.store,
+            attempt,
+            schema=job.columns.output,
+            scoring=spec.eval,
+            adapters=spec.adapter_choice(),
+        ) as folder,
     ):
         folder.claim(job.seen, job.history)
         if options.repairs:

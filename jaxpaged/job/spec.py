@@ -15,8 +15,9 @@ from pydantic import Field
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from jaxpaged.job import spec_errors, spec_file
+from jaxpaged.job.adapter_choice import AdapterChoice
 from jaxpaged.job.sampling_section import SamplingSpec
-from jaxpaged.job.section import Section, empty_if_null
+from jaxpaged.job.section import NotEmpty, Section, empty_if_null
 from jaxpaged.job.sections import EngineSpec, EvalSpec, InputSpec, OutputSpec
 from jaxpaged.request import SamplingParams
 from jaxpaged.storage import access
@@ -35,6 +36,10 @@ class JobSpec(Section):
             wrote, a `.gguf` file, or `hf://organisation/name@revision` (also with `/file.gguf`).
         input: The rows and their prompts.
         output: The result's place and form.
+        adapters: Name to folder of LoRA adapters of the model, as PEFT saves them.
+        adapter: The name of the adapter that completes all rows.
+        adapter_column: The carried column that names each row's adapter; null or an empty text is
+            the model as it is.
         sampling: How tokens are chosen.
         engine: Sizes and limits of the engine.
         storage: How the object stores of URLs in `input` and `output` are reached.
@@ -47,6 +52,9 @@ class JobSpec(Section):
     model: str = Field(min_length=1)
     input: InputSpec
     output: OutputSpec
+    adapters: dict[NotEmpty, NotEmpty] | None = None
+    adapter: str | None = None
+    adapter_column: str | None = None
     sampling: SamplingSpec = SamplingSpec()
     engine: EngineSpec = EngineSpec()
     storage: StorageOptions = StorageOptions()
@@ -58,6 +66,38 @@ class JobSpec(Section):
     @classmethod
     def _empty_section(cls, value: object) -> object:
         return empty_if_null(value)
+
+    @pydantic.field_validator("adapters")
+    @classmethod
+    def _check_adapters(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for name, path in (value or {}).items():
+            # Groups of rows without one are counted under names like these.
+            if name.startswith("(") or not name.isprintable():
+                raise ValueError(
+                    f"an adapter is called {name!r}; expected printable text that does not begin "
+                    "with a parenthesis"
+                )
+            if "\0" in path:
+                raise ValueError(f"expected a folder, found {path!r}")
+        return value or None
+
+    @pydantic.model_validator(mode="after")
+    def _check_choice(self) -> "JobSpec":
+        names = ", ".join(map(repr, self.adapters or {}))
+        if self.adapter is not None and self.adapter_column is not None:
+            raise ValueError("adapter and adapter_column exclude each other; leave one of them out")
+        if self.adapter is not None and self.adapter not in (self.adapters or {}):
+            raise ValueError(
+                f"adapter: no adapter {self.adapter!r}; adapters has: {names or 'none'}"
+            )
+        if self.adapter_column is not None and not self.adapters:
+            raise ValueError("adapter_column: adapters is missing, which has the folder of each")
+        if self.adapters and self.adapter is None and self.adapter_column is None:
+            raise ValueError(
+                f"adapters: no row would use them; name one as adapter ({names}), or a column of "
+                "names as adapter_column"
+            )
+        return self
 
     @pydantic.field_validator("storage", mode="before")
     @classmethod
@@ -132,6 +172,8 @@ class JobSpec(Section):
         return self.model_copy(
             update={
                 "model": absolute(self.model),
+                "adapters": self.adapters
+                and {name: absolute(path) for name, path in self.adapters.items()},
                 "input": self.input.model_copy(
                     update={"path": tuple(absolute(path) for path in self.input.path)}
                 ),
@@ -145,6 +187,14 @@ class JobSpec(Section):
         """The parameters of a row that sets none of its own."""
         names = [field.name for field in dataclasses.fields(SamplingParams)]
         return SamplingParams(**{name: getattr(self.sampling, name) for name in names})
+
+    def adapter_choice(self) -> AdapterChoice | None:
+        """How rows choose an adapter; None for a job without any."""
+        if self.adapters is None:
+            return None
+        return AdapterChoice(
+            names=tuple(self.adapters), fixed=self.adapter, column=self.adapter_column
+        )
 
     def engine_config(self) -> EngineConfig:
         """The engine's settings, the job's seed among them."""

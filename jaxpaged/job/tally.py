@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpaged.job import lengths, result_columns, row_window
+from jaxpaged.job.adapter_choice import AdapterChoice
 from jaxpaged.job.sections import EvalSpec
 
 MAX_GROUPS = 100
@@ -86,6 +87,28 @@ class GroupScore:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCount:
+    """What the rows of one adapter come to, or those of the model as it is.
+
+    Attributes:
+        rows: Rows, failed and skipped ones included.
+        prompt_tokens: Their prompts' tokens.
+        completion_tokens: Their completions' tokens.
+    """
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: "AdapterCount") -> "AdapterCount":
+        return AdapterCount(
+            rows=self.rows + other.rows,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """What some rows come to, as a value: the content of a `Tally`.
 
@@ -102,6 +125,7 @@ class Counts:
         prompt_lengths: Prompts by range of length; see `lengths`. Empty in records of before there
             was such a count.
         completion_lengths: The same for what rows that neither failed nor were skipped came to.
+        adapters: Rows by the adapter that completed them, where the job has any.
     """
 
     rows: int
@@ -115,6 +139,7 @@ class Counts:
     truncated_tokens: int = 0
     prompt_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     completion_lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+    adapters: dict[str, AdapterCount] = dataclasses.field(default_factory=dict)
 
 
 class Tally:
@@ -123,6 +148,7 @@ class Tally:
     Args:
         scoring: What was scored; None for nothing.
         rows_each: Consecutive rows of the output for each row of the input.
+        adapters: How rows choose an adapter; None where there are none, or they are not counted.
 
     Attributes:
         num_rows: Rows of the input.
@@ -133,10 +159,18 @@ class Tally:
         num_truncated_tokens: Tokens that were cut out of them.
         prompt_lengths: Prompts by range of length; see `lengths`.
         completion_lengths: The same for what rows that neither failed nor were skipped came to.
+        adapters: Rows by the adapter that completed them.
     """
 
-    def __init__(self, scoring: EvalSpec | None, rows_each: int = 1) -> None:
+    def __init__(
+        self,
+        scoring: EvalSpec | None,
+        rows_each: int = 1,
+        *,
+        adapters: AdapterChoice | None = None,
+    ) -> None:
         self._rows_each = rows_each
+        self._choice = adapters
         # What a table ended with that is not a whole row of the input.
         self._rest: pa.Table | None = None
         self._by = scoring.by if scoring else None
@@ -153,6 +187,7 @@ class Tally:
         self.num_truncated_tokens = 0
         self.prompt_lengths: collections.Counter[int] = collections.Counter()
         self.completion_lengths: collections.Counter[int] = collections.Counter()
+        self.adapters: dict[str, AdapterCount] = {}
 
     @property
     def num_errors(self) -> int:
@@ -177,6 +212,7 @@ class Tally:
             "ends_in_partial_character",
             *(result_columns.score_name(metric) for metric in self._metrics),
             *((self._by,) if self._by else ()),
+            *((self._choice.column,) if self._choice and self._choice.column else ()),
         ]
         return (
             [*names, result_columns.TRUNCATED]
@@ -194,6 +230,8 @@ class Tally:
         self.num_truncated_tokens += counts.truncated_tokens
         self.prompt_lengths.update(counts.prompt_lengths)
         self.completion_lengths.update(counts.completion_lengths)
+        for name, count in counts.adapters.items():
+            self._add_adapter(name, count)
         self._error_counts.update(counts.errors)
         for code, rows in counts.examples.items():
             known = self._examples[code]
@@ -220,6 +258,7 @@ class Tally:
             truncated_tokens=self.num_truncated_tokens,
             prompt_lengths=dict(self.prompt_lengths),
             completion_lengths=dict(self.completion_lengths),
+            adapters=dict(self.adapters),
         )
 
     def add(self, table: pa.Table) -> None:
@@ -241,6 +280,8 @@ class Tally:
             self.num_truncated_prompts += sum(map(bool, counts))
             self.num_truncated_tokens += sum(count or 0 for count in counts)
         self._add_errors(table)
+        if self._choice is not None:
+            self._add_adapters(table, self._choice)
         if self._metrics:
             self._add_scores(table)
 
@@ -300,6 +341,21 @@ class Tally:
         is_completed = np.array([reason not in _WITHOUT_COMPLETION for reason in reasons], bool)
         completions = completions.reshape(-1, self._rows_each).sum(axis=1)[is_completed]
         self.completion_lengths.update(lengths.count(completions))
+
+    def _add_adapters(self, table: pa.Table, choice: AdapterChoice) -> None:
+        each = self._rows_each
+        prompts = self._firsts(table["prompt_tokens"]).to_pylist()
+        completions = self._grouped(table["completion_tokens"])
+        cells: list[object] = [None] * len(prompts)
+        if choice.column is not None:
+            cells = table[choice.column].to_pylist()[::each]
+        for cell, prompt, completion in zip(cells, prompts, completions, strict=True):
+            new = sum(count or 0 for count in completion)
+            count = AdapterCount(rows=1, prompt_tokens=prompt or 0, completion_tokens=new)
+            self._add_adapter(choice.group(cell), count)
+
+    def _add_adapter(self, name: str, count: AdapterCount) -> None:
+        self.adapters[name] = self.adapters.get(name, AdapterCount()) + count
 
     def _add_errors(self, table: pa.Table) -> None:
         # Of these columns only: the grouping column may have a type that Arrow cannot filter.

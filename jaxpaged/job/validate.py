@@ -92,6 +92,9 @@ def show(validation: Validation, console: rich.console.Console) -> None:
         f"parts: {len(job.units):,}",
         highlight=False,
     )
+    for name, adapter in job.adapters.items():
+        ranks = ", ".join(f"{part} {rank}" for part, rank in adapter.ranks.items())
+        console.print(f"adapter {name}: ranks {ranks}", markup=False, highlight=False)
     table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
     for title in ("output column", "type", "from"):
         table.add_column(title, overflow="fold")

@@ -28,6 +28,8 @@ class Place(NamedTuple):
     layer: Int[Array, ""]
     num_rows: Int[AnyArray, ""]
     """The first rows; what others are mapped to does not matter."""
+    adapters: Int[AnyArray, " T"] | None = None
+    """Which adapter changes the maps for each row; only maps that have adapters look at it."""
 
 
 class Panels(nnx.Param):
@@ -68,7 +70,12 @@ class PackedLinear(nnx.Module):
     ) -> Float[Array, "T O"]:
         """The mapped rows, and what is added to them."""
         y = pallas_kernels.linear(
-            x, self.panels[...], width=self.width, added=added, **place._asdict()
+            x,
+            self.panels[...],
+            layer=place.layer,
+            num_rows=place.num_rows,
+            width=self.width,
+            added=added,
         )
         return y if self.bias is None else y + self.bias[...][None, :]
 

@@ -179,6 +179,8 @@ class Llama(nnx.Module):
         # Row per token, as the embedding: a tied head is the embedding itself.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nnx.Param(jnp.zeros(vocabulary, dtype))
+        self.adapter_names: tuple[str, ...] = ()
+        """The adapters that `model.adapters` put into it: number 1 and so on."""
 
     def __call__(
         self,
@@ -187,6 +189,7 @@ class Llama(nnx.Module):
         positions: Int[AnyArray, " T"],
         *,
         batch: AttentionBatch,
+        adapters: Int[AnyArray, " T"] | None = None,
     ) -> tuple[Float[Array, "T M"], KVPool]:
         """The stream behind the last layer, for every token; the pool with the tokens in it."""
         config = self.config
@@ -196,7 +199,12 @@ class Llama(nnx.Module):
             scores=Scores(config.score_scale, config.score_cap, self.attention),
         )
         return self.stream(
-            token_ids, positions, attend=attend, carried=pool, num_tokens=batch.num_tokens
+            token_ids,
+            positions,
+            attend=attend,
+            carried=pool,
+            num_tokens=batch.num_tokens,
+            adapters=adapters,
         )
 
     def stream(
@@ -207,6 +215,7 @@ class Llama(nnx.Module):
         attend: Attend,
         carried: Any,  # noqa: ANN401 - what `attend` wants
         num_tokens: Int[AnyArray, ""],
+        adapters: Int[AnyArray, " T"] | None = None,
     ) -> tuple[Float[Array, "T M"], Any]:
         """The stream behind the last layer, and what attention carried through the layers.
 
@@ -216,6 +225,7 @@ class Llama(nnx.Module):
             attend: Attention of a layer.
             carried: What it is given in the first one.
             num_tokens: The first tokens; what becomes of the others does not matter.
+            adapters: The number of each token's adapter, 0 for none; None in a model without.
         """
         x = self.embed_tokens[...][token_ids]
         if self.config.embedding_multiplier != 1.0:
@@ -224,7 +234,7 @@ class Llama(nnx.Module):
         windows = jnp.asarray([window or ALL_KEYS for window in self.config.windows], jnp.int32)
 
         def through(layer, x, carried, index, window, tables):
-            place = layers.Place(index, num_tokens)
+            place = layers.Place(index, num_tokens, adapters)
             bound = functools.partial(attend, carried, layer=index, window=window)
             return layer(x, bound, place=place, rotary=tables)
 

@@ -18,6 +18,7 @@ def logits(
     weights: nnx.State,
     token_ids: Int[AnyArray, " T"],
     rows: Int[AnyArray, " R"],
+    adapter: Int[AnyArray, ""] | None = None,
 ) -> Float[Array, "R V"]:
     """Logits (float32) behind some tokens of a sequence.
 
@@ -26,6 +27,7 @@ def logits(
         weights: Of the decoder.
         token_ids: The sequence; what follows its end changes nothing before it.
         rows: Places of the tokens.
+        adapter: The number of the sequence's adapter, 0 for none; None in a model without.
     """
     model: Llama = nnx.merge(graph, weights)
     ids, places = jnp.asarray(token_ids), jnp.asarray(rows)
@@ -40,6 +42,7 @@ def logits(
         attend=attend_all,
         carried=None,
         num_tokens=jnp.int32(ids.shape[0]),
+        adapters=None if adapter is None else jnp.full(ids.shape, adapter, jnp.int32),
     )
     return model.logits(stream[places], jnp.int32(places.shape[0]))
 

@@ -22,6 +22,7 @@ from jaxpaged.job import planned_job, validate
 from jaxpaged.job.pipeline import FEED_FACTOR
 from jaxpaged.job.planned_job import PlannedJob, RunOptions
 from jaxpaged.job.spec import JobSpec
+from jaxpaged.model import adapters
 from jaxpaged.model.llama import Llama
 from jaxpaged.plan import advice, memory_estimate, rehearsal
 from jaxpaged.plan.advice import Change, Situation
@@ -176,9 +177,8 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     beside = Place(place.device, max(0, place.available_bytes - weights))
     target = _target(job, model, place)
     try:
-        memory.check_weights(
-            job.checkpoint.shapes(), dtype=_dtype(model), available=place.available_bytes
-        )
+        shapes = job.checkpoint.shapes() | adapters.shapes(model.config, job.adapters)
+        memory.check_weights(shapes, dtype=_dtype(model), available=place.available_bytes)
         resolved = limits.resolve(
             config, model, device=place.device, available=beside.available_bytes
         )
@@ -234,14 +234,18 @@ def _abstract_model(job: PlannedJob, config: EngineConfig, place: Place) -> Llam
     """The decoder without weights."""
     shape, dtype = job.checkpoint.config, limits.dtype(config, place.device)
     choice = attention.choose(config, shape, device=place.device)
-    return nnx.eval_shape(
-        lambda: Llama(
+
+    def made() -> Llama:
+        model = Llama(
             shape,
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place.device),
             attention=choice.implementation,
         )
-    )
+        adapters.attach(model, job.adapters)
+        return model
+
+    return nnx.eval_shape(made)
 
 
 def _dtype(model: Llama) -> Any:  # noqa: ANN401  (a literal, for the type checker)

@@ -142,6 +142,7 @@ def by_compiler(
             max_model_len=resolved.max_model_len,
             table_width=shapes.table_width,
             vocab_size=model.config.vocab_size,
+            has_adapters=bool(model.adapter_names),
         )
     )
     pool = jax.eval_shape(

@@ -99,7 +99,9 @@ class SampledRows:
         if survey and new:
             survey.new_lens.add(new)
             self.longest = max(self.longest, len(ids) + new)
-        return Request(request_id=row.number, prompt_ids=ids, params=prompt.params)
+        return Request(
+            request_id=row.number, prompt_ids=ids, params=prompt.params, adapter=prompt.adapter
+        )
 
     def _new_tokens(self, prompt: Prompt, num_prompt: int) -> int:
         """Most tokens behind a prompt; 0 where it leaves no room for one."""

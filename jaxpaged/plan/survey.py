@@ -145,7 +145,7 @@ class Survey:
         self.special_texts += prompt.has_special_text
         if len(ids) >= self._max_model_len:
             self._add_too_long(prompt)
-        self._add_repetitions(ids)
+        self._add_repetitions(prompt)
 
     def _add_too_long(self, prompt: Prompt) -> None:
         self.too_long += 1
@@ -157,13 +157,14 @@ class Survey:
                 )
                 effect.tokens_cut += len(prompt.whole_ids) - len(cut)
 
-    def _add_repetitions(self, ids: tuple[int, ...]) -> None:
-        whole = hash(ids)
+    def _add_repetitions(self, prompt: Prompt) -> None:
+        # Prompts of different adapters have no keys and values in common.
+        ids, whole = prompt.whole_ids, hash((prompt.adapter, prompt.whole_ids))
         self.duplicates += whole in self._prompts
         self._prompts.add(whole)
         # Each beginning of whole blocks is known by the hash of the one before and of its last
         # block; the last token of a prompt is always computed.
-        size, beginning, is_known = self._block_size, 0, True
+        size, beginning, is_known = self._block_size, hash(prompt.adapter), True
         for first in range(0, (len(ids) - 1) // size * size, size):
             beginning = hash((beginning, ids[first : first + size]))
             is_known = is_known and beginning in self._beginnings

@@ -299,7 +299,7 @@ class Scheduler:
 
     def _begin_wave(self) -> None:
         # Stable: of equal prompts the first that came goes first.
-        self._arrived.sort(key=lambda sequence: sequence.request.prompt_ids)
+        self._arrived.sort(key=lambda sequence: (sequence.adapter, sequence.request.prompt_ids))
         for sequence in self._arrived:
             sequence.rank = self._next_rank
             for fork in sequence.forks:

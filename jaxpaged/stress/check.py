@@ -73,7 +73,9 @@ def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Comple
         padded[: len(ids)] = ids
         first, count = len(request.prompt_ids) - 1, len(completion.token_ids)
         rows = np.minimum(np.arange(first, first + padded.size), padded.size - 2)
-        gaps = np.asarray(gaps_of(graph, weights, padded, rows[: _most_rows(count)]))[:count]
+        adapter = _number(model, request.adapter)
+        gaps = gaps_of(graph, weights, padded, rows[: _most_rows(count)], adapter)
+        gaps = np.asarray(gaps)[:count]
         gaps = np.where(np.isfinite(gaps), gaps, np.inf)
         requests += 1
         tokens += len(gaps)
@@ -88,6 +90,14 @@ def check(model: Llama, kv_dtype: KVDType, pairs: Iterable[tuple[Request, Comple
     )
 
 
+def _number(model: Llama, adapter: str | None) -> np.ndarray | None:
+    """An adapter's number; None in a model without adapters."""
+    if not model.adapter_names:
+        return None
+    names = (None, *model.adapter_names)
+    return np.asarray(names.index(adapter), np.int32)
+
+
 def _tolerance(dtype: str, kv_dtype: KVDType) -> float | None:
     """The wider one of both; None where nothing is promised."""
     if kv_dtype not in _TOLERANCES:
@@ -100,9 +110,10 @@ def _gaps(
     weights: nnx.State,
     token_ids: Int[AnyArray, " T"],
     rows: Int[AnyArray, " R"],
+    adapter: Int[AnyArray, ""] | None,
 ) -> Float[Array, " R"]:
     """How far the logit of the token behind each row is below the largest one."""
-    behind = unpaged.logits(graph, weights, token_ids, rows)
+    behind = unpaged.logits(graph, weights, token_ids, rows, adapter)
     chosen = jnp.asarray(token_ids)[jnp.asarray(rows) + 1]
     own = jnp.take_along_axis(behind, chosen[:, None], axis=1)[:, 0]
     return jnp.max(behind, axis=1) - own

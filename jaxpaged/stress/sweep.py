@@ -135,7 +135,7 @@ def stress(
     # What is wrong with the lengths is found before the weights are loaded.
     lens = None if options.lengths is None else workload.read(options.lengths, options.requests)
     note(f"loading {spec.model}")
-    model, tokenizer, config = load_model(spec.model, spec.engine_config())
+    model, tokenizer, config = load_model(spec.model, spec.engine_config(), spec.adapters)
     length = limits.max_model_len(config, model.config)
     requests = _requests(spec, options, tokenizer, lens=lens, max_model_len=length)
     token_bytes = limits.token_bytes(model.config, limits.kv_dtype(config, model))
@@ -208,8 +208,22 @@ def _requests(
     ids = [token for token in range(tokenizer.vocab_size) if token not in special]
     common = {"token_ids": ids, "max_model_len": max_model_len, "seed": spec.seed}
     if lens is not None:
-        return workload.from_lens(lens, shape=options.shape, **common)
-    return workload.from_shape(options.shape, options.requests, **common)
+        found = workload.from_lens(lens, shape=options.shape, **common)
+    else:
+        found = workload.from_shape(options.shape, options.requests, **common)
+    turns = _adapters(spec)
+    return [
+        dataclasses.replace(request, adapter=turns[index % len(turns)])
+        for index, request in enumerate(found)
+    ]
+
+
+def _adapters(spec: JobSpec) -> tuple[str | None, ...]:
+    """The adapters that requests take in turn: where a column chooses, all and none."""
+    choice = spec.adapter_choice()
+    if choice is None:
+        return (None,)
+    return (choice.fixed,) if choice.column is None else (None, *choice.names)
 
 
 def _num_blocks(

@@ -28,6 +28,9 @@ JOB: dict[str, Any] = {
 # Another value for every key of a job file; and what has to change with it.
 OTHERS: dict[str, Any] = {
     "model": "/n",
+    "adapters": {"a": "/a"},
+    "adapter": "a",
+    "adapter_column": "q",
     "input.prompt": "{{ q }}",
     "input.prompt_column": "p",
     "input.prompt_ids_column": "ids",
@@ -110,6 +113,9 @@ ALONG: dict[str, dict[str, Any]] = {
         if key.startswith(("input.prompt", "input.messages"))
     },
     "input.prompt_column": {},
+    "adapters": {"adapter": "a"},
+    "adapter": {"adapters": {"a": "/a"}},
+    "adapter_column": {"adapters": {"a": "/a"}},
     "sampling.n": {"sampling.temperature": 1.0},
     "sampling.best_of": {"sampling.temperature": 1.0},
     "sampling.length_penalty": {"sampling.beam_width": 2},

@@ -24,6 +24,7 @@ def section(title: str) -> str:
     [
         (report.JobReport, "report.json, version 3"),
         (report.OutputFacts, "output"),
+        (tally.AdapterCount, "output"),
         (tally.ErrorCount, "errors"),
         (tally.RowError, "errors"),
         (tally.MetricScore, "scores"),

@@ -134,6 +134,9 @@ RIGHT = [
     "storage: {s3: , gs: {project: p, token: '${ENV:TOKEN}'}}",
     "storage: {s3: {key: '${ENV:A}', secret: '${ENV:B}', endpoint_url: 'http://127.0.0.1:9'}}",
     "eval:",
+    "{adapters: {sql: ./sql, chat: ../chat}, adapter: sql}",
+    "{adapters: {sql: ./sql}, adapter_column: task}",
+    "{adapters: null, adapter: null, adapter_column: null}",
     "eval: {reference: a, metrics: [contains, regex_match], by: c}",
     "output: {path: o, journal_interval: 0, durability: process, explode: true}",
 ]
@@ -149,6 +152,9 @@ def test_what_is_a_job_is_valid(validator, text):
 
 WRONG = [
     "sede: 1",
+    "{adapters: {sql: 5}, adapter: sql}",
+    "{adapters: {sql: ''}, adapter: sql}",
+    "{adapters: [sql], adapter: sql}",
     "seed: 1.5",
     "seed: -1",
     "seed: true",

@@ -49,6 +49,18 @@ def outcomes(report: JobReport) -> list[Tables]:
         ]
         head = ("error code", "rows", "for example")
         found.append(Table(head=head, rows=errors, numeric=frozenset({1})))
+    if output.adapters:
+        adapters = [
+            (
+                text.cut(name, _MAX_NAME_CHARS),
+                f"{count.rows:,}",
+                f"{count.prompt_tokens:,}",
+                f"{count.completion_tokens:,}",
+            )
+            for name, count in output.adapters.items()
+        ]
+        head = ("adapter", "rows", "tokens in", "tokens out")
+        found.append(Table(head=head, rows=adapters, numeric=frozenset({1, 2, 3})))
     return [Tables(tables=found)]
 
 

@@ -14,6 +14,9 @@ from jaxpaged.job.spec import JobSpec
 RESULT_KEYS = frozenset(
     {
         "model",
+        "adapters",
+        "adapter",
+        "adapter_column",
         "input.prompt",
         "input.prompt_column",
         "input.prompt_ids_column",

@@ -31,6 +31,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from jaxpaged.errors import OutputConflictError, StorageError
+from jaxpaged.job.adapter_choice import AdapterChoice
 from jaxpaged.job.output import commit, history, output_view, part_file
 from jaxpaged.job.output.attempt import Attempt
 from jaxpaged.job.output.commit import CommitRecord
@@ -66,16 +67,24 @@ class OutputFolder:
         attempt: Proves that this process is the writer.
         schema: Of every part.
         scoring: What of it is scored.
+        adapters: How rows choose an adapter; None where there are none.
     """
 
     def __init__(
-        self, store: Store, attempt: Attempt, *, schema: pa.Schema, scoring: EvalSpec | None
+        self,
+        store: Store,
+        attempt: Attempt,
+        *,
+        schema: pa.Schema,
+        scoring: EvalSpec | None,
+        adapters: AdapterChoice | None = None,
     ) -> None:
         self.store = store
         self.attempt = attempt
         self.schema = schema
         self._columns = part_file.columns(schema)
         self._scoring = scoring
+        self._adapters = adapters
         # By unit, the revision of its latest record.
         self._revisions: dict[int, int] = {}
 
@@ -272,7 +281,7 @@ class OutputFolder:
     ) -> tuple[CommitRecord, Tally]:
         attempt = part_file.check(file, unit, self._columns)
         file.seek(0)
-        counted = Tally(self._scoring, unit.rows_each)
+        counted = Tally(self._scoring, unit.rows_each, adapters=self._adapters)
         counted.add_part(file)
         record = CommitRecord(
             unit=unit.index,

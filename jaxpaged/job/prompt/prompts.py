@@ -41,6 +41,7 @@ class Prompt:
         ids: The token ids to complete.
         whole_ids: The token ids before anything was cut.
         params: How to sample, the row's own parameters in place.
+        adapter: The name of the adapter that completes it; None for the model as it is.
         rendered: The protected text that was tokenized; None for token ids.
         question: What the row itself asks, protected, without the chat around it.
         has_special_text: The row holds text that reads like a special token.
@@ -52,6 +53,7 @@ class Prompt:
     rendered: str | None
     question: str | None
     has_special_text: bool
+    adapter: str | None = None
 
     @property
     def truncated(self) -> int:
@@ -66,11 +68,13 @@ class Prompt:
     @property
     def params_text(self) -> str:
         """What tells the row's parameters from others that the same job may give a row."""
-        own = (
+        own = [
             (field.name, getattr(self.params, field.name))
             for field in dataclasses.fields(self.params)
             if getattr(self.params, field.name) != field.default
-        )
+        ]
+        if self.adapter is not None:
+            own.append(("adapter", self.adapter))
         text = " ".join(f"{name}={value!r}" for name, value in own)
         if len(text) <= _PARAMS_CHARS:
             return text
@@ -142,7 +146,11 @@ class PromptBuilder:
             policy = spec.input.on_too_long
             self._limit = PromptLimit(max_model_len, policy, bos_id=tokenizer.bos_id)
         self._prompt_columns = tuple(used_columns(spec.input, known))
-        self.columns = tuple(dict.fromkeys((*self._prompt_columns, *own_columns.values())))
+        self._adapters = spec.adapter_choice()
+        chooser = () if spec.adapter_column is None else (spec.adapter_column,)
+        self.columns = tuple(
+            dict.fromkeys((*self._prompt_columns, *own_columns.values(), *chooser))
+        )
         self._templates = [self._template(*source) for source in _template_sources(spec.input)]
         if spec.input.prompt_source.startswith("messages") and tokenizer.chat_template is None:
             raise ConfigError(
@@ -169,6 +177,7 @@ class PromptBuilder:
         if not whole_ids:
             raise RowFault("empty_prompt", "the prompt has no tokens")
         params = self._params.of(cells)
+        adapter = None if self._adapters is None else self._adapters.of(cells)
         ids = whole_ids
         if self._limit is not None:
             ids = self._limit.apply(whole_ids, max_tokens=params.max_tokens)
@@ -176,6 +185,7 @@ class PromptBuilder:
             ids=ids,
             whole_ids=whole_ids,
             params=params,
+            adapter=adapter,
             rendered=rendered,
             question=question,
             has_special_text=any(

@@ -94,6 +94,25 @@ def tensor_source(config: ModelConfig, name: str) -> TensorSource:
     return TensorSource(name, slice(None))
 
 
+def linear_maps(config: ModelConfig) -> dict[str, Shape]:
+    """Name within a layer to shape ([out, in]) of the linear maps that all tokens go through."""
+    is_routed = config.experts is not None
+    return {
+        name: shape
+        for name, shape, _ in _projections(config)
+        if not (is_routed and name.startswith("mlp."))
+    }
+
+
+def stored_maps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """By the names that checkpoints have for them, the linear maps that are the rows of each."""
+    single = {name: (name,) for name in linear_maps(config)}
+    if config.tensor_layout != "phi3":
+        return single
+    held = {part for parts in _FUSED.values() for part in parts}
+    return _FUSED | {name: parts for name, parts in single.items() if name not in held}
+
+
 def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) -> None:
     """Compares the tensors of a file with the ones the configuration asks for.
 
