@@ -5,6 +5,7 @@ a time, so loading needs the weights themselves plus one stack of a single kind.
 """
 
 import collections.abc
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,15 @@ import pallas_kernels
 from jaxpaged.model.checkpoint import Checkpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
-from pallas_kernels import Implementation
+from pallas_kernels import Implementation, QuantizedPanels, WeightDType, weight_format
+from pallas_kernels.weight_format import PackedMatrix
 
 _EXPERTS = ".mlp.experts."
 
 Path = tuple[collections.abc.Hashable, ...]
+
+Target = jax.ShapeDtypeStruct | PackedMatrix | QuantizedPanels
+"""Shapes and dtypes of what a variable holds."""
 
 
 def load(
@@ -28,6 +33,7 @@ def load(
     dtype: jnp.dtype,
     layer_loop: LayerLoop,
     attention: Implementation = "xla",
+    weight_dtype: WeightDType | None = None,
     max_model_len: int | None = None,
 ) -> Llama:
     """The decoder with the checkpoint's weights on the default device.
@@ -37,6 +43,8 @@ def load(
         dtype: Of weights and activations.
         layer_loop: How layers are driven.
         attention: Who computes attention.
+        weight_dtype: What the layers' linear maps are quantised to, each tensor as soon as it is
+            read; None for `dtype`.
         max_model_len: Most tokens of a sequence; None is what the model was trained for. Only
             rotary frequencies of some models depend on it.
 
@@ -48,16 +56,49 @@ def load(
     config = config if max_model_len is None else config.for_length(max_model_len)
     graph, abstract = nnx.split(
         nnx.eval_shape(
-            lambda: Llama(config, dtype=dtype, layer_loop=layer_loop, attention=attention)
+            lambda: Llama(
+                config,
+                dtype=dtype,
+                layer_loop=layer_loop,
+                attention=attention,
+                weight_dtype=weight_dtype,
+            )
         )
     )
     state = nnx.to_flat_state(abstract)
     read = _stacked if layer_loop == "scan" else _single
     loaded = [
-        (path, variable.replace(read(checkpoint, path, variable.get_value())))
+        (path, variable.replace(_value(read, checkpoint, path, variable.get_value())))
         for path, variable in state
     ]
     return nnx.merge(graph, nnx.from_flat_state(loaded))
+
+
+def _value(
+    read: Callable[..., jax.Array], checkpoint: Checkpoint, path: Path, target: Target
+) -> jax.Array | PackedMatrix | QuantizedPanels:
+    if isinstance(target, PackedMatrix | QuantizedPanels):
+        return _quantized(checkpoint, path, target)
+    return read(checkpoint, path, target)
+
+
+def _quantized(
+    checkpoint: Checkpoint, path: Path, target: PackedMatrix | QuantizedPanels
+) -> PackedMatrix | QuantizedPanels:
+    """A kernel, or a stack of kernels, in few bits; what was read of one is dropped before the
+    next."""
+    pack = weight_format.pack if path[-1] == "kernel" else pallas_kernels.pack_quantized
+    is_stack = not isinstance(path[1], int)
+    layers = range(checkpoint.config.num_layers) if is_stack else (path[1],)
+    whole = jax.tree.map(lambda part: np.empty(part.shape, part.dtype), target)
+    for index in layers:
+        name = _tensor_name(("layers", index, *path[1 if is_stack else 2 :]))
+        kernel = _read(checkpoint, name).T
+        packed = pack(weight_format.quantize(kernel, weight_format.weight_dtype_of(target)))
+        place = index if is_stack else ...
+        for stack, part in zip(jax.tree.leaves(whole), jax.tree.leaves(packed), strict=True):
+            stack[place] = part
+    return jax.tree.map(jnp.asarray, whole)
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:

@@ -63,6 +63,7 @@ class Target:
     Attributes:
         device: Name of the device.
         dtype: Of the weights.
+        weight_dtype: What those of linear maps are stored as.
         kv_dtype: Of the KV pool.
         implementation: Who computes attention, and why.
         max_model_len: Most tokens of a sequence.
@@ -71,6 +72,7 @@ class Target:
 
     device: str
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     implementation: str
     max_model_len: int
@@ -177,7 +179,10 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     target = _target(job, model, place)
     try:
         memory.check_weights(
-            job.checkpoint.shapes(), dtype=_dtype(model), available=place.available_bytes
+            job.checkpoint.shapes(),
+            dtype=_dtype(model),
+            weight_dtype=model.weight_dtype,
+            available=place.available_bytes,
         )
         resolved = limits.resolve(
             config, model, device=place.device, available=beside.available_bytes
@@ -240,6 +245,7 @@ def _abstract_model(job: PlannedJob, config: EngineConfig, place: Place) -> Llam
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place.device),
             attention=choice.implementation,
+            weight_dtype=limits.weight_dtype(config, shape),
         )
     )
 
@@ -254,6 +260,7 @@ def _target(job: PlannedJob, model: Llama, place: Place) -> Target:
     return Target(
         device=place.device.name,
         dtype=str(model.dtype),
+        weight_dtype=model.weight_dtype or str(model.dtype),
         kv_dtype=limits.kv_dtype(config, model),
         implementation=f"{choice.implementation} ({choice.reason})",
         max_model_len=job.max_model_len,
