@@ -97,17 +97,15 @@ def quantize(kernel: Float[np.ndarray, "*L I O"], weight_dtype: WeightDType) -> 
 def dequantize(quantized: Quantized) -> Float[AnyArray, "*L I O"]:
     """The matrices in float32, as they are read again."""
     numbers, scales, minimums = quantized
-    numpy: Any = jnp if isinstance(numbers, Array) else np
+    if minimums is None:
+        return numbers.astype(np.float32) * scales
     in_width = numbers.shape[-2]
-
-    def of_rows(of_groups: AnyArray) -> AnyArray:
-        wide = of_groups.astype(np.float32)
-        if minimums is None:
-            return wide
-        return numpy.repeat(wide, GROUP, axis=-2)[..., :in_width, :]
-
-    weights = numbers.astype(np.float32) * of_rows(scales)
-    return weights if minimums is None else weights + of_rows(minimums)
+    numpy: Any = jnp if isinstance(numbers, Array) else np
+    padding = [(0, 0)] * (numbers.ndim - 2) + [(0, -in_width % GROUP), (0, 0)]
+    groups = numpy.pad(numbers, padding)
+    groups = groups.reshape(*scales.shape[:-1], GROUP, scales.shape[-1]).astype(np.float32)
+    weights = groups * _wide(scales) + _wide(minimums)
+    return weights.reshape(*numbers.shape[:-2], -1, scales.shape[-1])[..., :in_width, :]
 
 
 def pack(quantized: Quantized) -> PackedMatrix:
@@ -200,6 +198,10 @@ def _rounded_down(values: np.ndarray) -> np.ndarray:
     below = np.nextafter(near, _BFLOAT16.type(-np.inf)).astype(np.float32)
     near = near.astype(np.float32)
     return np.where(near > values, below, near)
+
+
+def _wide(of_groups: AnyArray) -> Float[AnyArray, "*L N 1 O"]:
+    return of_groups.astype(np.float32)[..., None, :]
 
 
 def _or_nan(values: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ a time, so loading needs the weights themselves plus one stack of a single kind.
 
 import collections.abc
 from collections.abc import Callable
+from types import EllipsisType
 
 import jax
 import jax.numpy as jnp
@@ -85,20 +86,27 @@ def _value(
 def _quantized(
     checkpoint: Checkpoint, path: Path, target: PackedMatrix | QuantizedPanels
 ) -> PackedMatrix | QuantizedPanels:
-    """A kernel, or a stack of kernels, in few bits; what was read of one is dropped before the
-    next."""
-    pack = weight_format.pack if path[-1] == "kernel" else pallas_kernels.pack_quantized
-    is_stack = not isinstance(path[1], int)
-    layers = range(checkpoint.config.num_layers) if is_stack else (path[1],)
+    """A kernel, or a stack of kernels, in few bits; one tensor is held in more at a time."""
     whole = jax.tree.map(lambda part: np.empty(part.shape, part.dtype), target)
-    for index in layers:
-        name = _tensor_name(("layers", index, *path[1 if is_stack else 2 :]))
-        kernel = _read(checkpoint, name).T
-        packed = pack(weight_format.quantize(kernel, weight_format.weight_dtype_of(target)))
-        place = index if is_stack else ...
-        for stack, part in zip(jax.tree.leaves(whole), jax.tree.leaves(packed), strict=True):
-            stack[place] = part
+    if isinstance(path[1], int):
+        _quantize_onto(whole, ..., checkpoint, path)
+    else:
+        for index in range(checkpoint.config.num_layers):
+            _quantize_onto(whole, index, checkpoint, ("layers", index, *path[1:]))
     return jax.tree.map(jnp.asarray, whole)
+
+
+def _quantize_onto(
+    whole: PackedMatrix | QuantizedPanels,
+    place: int | EllipsisType,
+    checkpoint: Checkpoint,
+    path: Path,
+) -> None:
+    pack = weight_format.pack if path[-1] == "kernel" else pallas_kernels.pack_quantized
+    kernel = _read(checkpoint, _tensor_name(path)).T
+    packed = pack(weight_format.quantize(kernel, weight_format.weight_dtype_of(whole)))
+    for stack, part in zip(jax.tree.leaves(whole), jax.tree.leaves(packed), strict=True):
+        stack[place] = part
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:

@@ -22,6 +22,7 @@ from jaxpaged.job import planned_job, validate
 from jaxpaged.job.pipeline import FEED_FACTOR
 from jaxpaged.job.planned_job import PlannedJob, RunOptions
 from jaxpaged.job.spec import JobSpec
+from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.plan import advice, memory_estimate, rehearsal
 from jaxpaged.plan.advice import Change, Situation
@@ -237,7 +238,11 @@ def _place(card: Card | None) -> Place:
 
 def _abstract_model(job: PlannedJob, config: EngineConfig, place: Place) -> Llama:
     """The decoder without weights."""
-    shape, dtype = job.checkpoint.config, limits.dtype(config, place.device)
+    return _abstract(job.checkpoint.config, config, place)
+
+
+def _abstract(shape: ModelConfig, config: EngineConfig, place: Place) -> Llama:
+    dtype = limits.dtype(config, place.device)
     choice = attention.choose(config, shape, device=place.device)
     return nnx.eval_shape(
         lambda: Llama(
@@ -358,7 +363,15 @@ def _situation(
         longest=rows.longest,
         place=place,
         weights_bytes=memory_estimate.weights_bytes(model),
+        narrow_weights_bytes=_narrow_weights_bytes(config, model, place),
     )
+
+
+def _narrow_weights_bytes(config: EngineConfig, model: Llama, place: Place) -> int | None:
+    if model.weight_dtype is not None or model.config.experts is not None:
+        return None
+    narrow = dataclasses.replace(config, weight_dtype="int8")
+    return memory_estimate.weights_bytes(_abstract(model.config, narrow, place))
 
 
 def _notes(job: PlannedJob, rows: SampledRows, options: PlanOptions) -> tuple[str, ...]:

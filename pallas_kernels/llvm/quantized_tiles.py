@@ -14,8 +14,9 @@ from llvmlite import ir
 from numba import types
 
 from pallas_kernels.llvm.compiler import outlined
-from pallas_kernels.llvm.instructions import FLOAT, WORD, Builder, Value, at, instruction
-from pallas_kernels.llvm.vectors import LANES, PANEL, SHAPE, VECTOR, fused, place, splat
+from pallas_kernels.llvm.instructions import WORD, Builder, Value, at, instruction
+from pallas_kernels.llvm.tiles import emit_tile
+from pallas_kernels.llvm.vectors import LANES, PANEL, SHAPE, VECTOR, fused, place
 from pallas_kernels.weight_format import GROUP, WeightDType
 
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -114,54 +115,15 @@ def _tile(weight_dtype: WeightDType, rows: int, vectors: tuple[int, ...] = _ALL)
         inner: Value,
         adds: Value,
     ) -> None:
-        spots = [(row, vector) for row in range(rows) for vector in vectors]
-
-        def target(row: int, vector: int) -> Value:
-            offset = builder.mul(c_stride, WORD(row))
-            return place(builder, c, builder.add(offset, WORD(vector * LANES)), VECTOR)
-
         columns = _Columns(builder, vectors, scales, _with_minimums(weight_dtype, minimums))
-        entry = builder.block
-        read, before, loop, after = (
-            builder.append_basic_block(name) for name in ("read", "before", "loop", "after")
-        )
-        builder.cbranch(builder.icmp_signed("!=", adds, WORD(0)), read, before)
-        builder.position_at_end(read)
-        there = [builder.load(target(*spot), align=4) for spot in spots]
-        builder.branch(before)
-        builder.position_at_end(before)
-        starts = []
-        for value in there:
-            start = builder.phi(VECTOR)
-            start.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), entry)
-            start.add_incoming(value, read)
-            starts.append(start)
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        index = builder.phi(WORD)
-        sums = [builder.phi(VECTOR) for _ in spots]
         row_bytes = WORD(ROW_BYTES[weight_dtype])
-        weights = columns.weights(builder, builder.add(b, builder.mul(index, row_bytes)))
-        new_sums = []
-        for row in range(rows):
-            offset = builder.add(builder.mul(a_stride, WORD(row)), index)
-            factor = splat(builder, builder.load(place(builder, a, offset, FLOAT), align=4))
-            own = sums[row * len(vectors) : (row + 1) * len(vectors)]
-            new_sums += [
-                fused(builder, factor, weight, sum_)
-                for weight, sum_ in zip(weights, own, strict=True)
-            ]
-        following = builder.add(index, WORD(1))
-        index.add_incoming(WORD(0), before)
-        index.add_incoming(following, loop)
-        for sum_, start, new in zip(sums, starts, new_sums, strict=True):
-            sum_.add_incoming(start, before)
-            sum_.add_incoming(new, loop)
-        builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
-        builder.position_at_end(after)
-        for spot, value in zip(spots, new_sums, strict=True):
-            builder.store(value, target(*spot), align=4)
+
+        def read_weights(builder: Builder, index: Value) -> list[Value]:
+            return columns.weights(builder, builder.add(b, builder.mul(index, row_bytes)))
+
+        spots = [(row, vector) for row in range(rows) for vector in vectors]
+        tile = {"a": a, "a_stride": a_stride, "c": c, "c_stride": c_stride}
+        emit_tile(builder, read_weights, spots, **tile, inner=inner, adds=adds)
 
     return product
 
