@@ -15,6 +15,10 @@ DType = Literal["float32", "bfloat16"]
 KVDType = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 """How keys and values are stored; fp8 (e4m3), int8 and int4 have a scale per token and head."""
 
+WeightDType = Literal["int8", "int4"]
+"""How the weights of linear maps may be quantised: int8 has a scale for each output, int4 a scale
+and a minimum for every 32 inputs of each."""
+
 Attention = Literal["auto", "xla", "llvm", "triton", "mosaic"]
 """Who computes attention: plain XLA; the project's own kernels for CPUs, which compute linear maps,
 too; or those for NVIDIA GPUs, by Mosaic GPU decode attention on Hopper only, beside the Triton
@@ -36,6 +40,9 @@ class EngineConfig:
 
     Attributes:
         dtype: Of weights and activations; None takes float32 on CPU and bfloat16 elsewhere.
+        weight_dtype: The weights of all linear maps in layers are quantised to it when they are
+            loaded, and stay so in memory; embedding, head, norms and biases are left as they are.
+            None quantises nothing.
         kv_dtype: Of the pool; None takes that of the weights.
         max_model_len: Most tokens of a sequence, prompt and completion together; None takes the
             model's own limit, or 4096 if that is less.
@@ -69,6 +76,7 @@ class EngineConfig:
     """
 
     dtype: DType | None = None
+    weight_dtype: WeightDType | None = None
     kv_dtype: KVDType | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -105,6 +113,7 @@ class EngineConfig:
                 raise ConfigError(f"engine.{name} must be {interval}, got {value!r}")
         choices = (
             ("dtype", (None, *get_args(DType))),
+            ("weight_dtype", (None, *get_args(WeightDType))),
             ("kv_dtype", (None, *get_args(KVDType))),
             ("reservation", get_args(Reservation)),
             ("preemption", get_args(Preemption)),

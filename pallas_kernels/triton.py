@@ -154,7 +154,7 @@ def decode_attention(
     )
     parts = (num_tokens, num_kv_heads, num_partitions, group)
     shapes = ((*parts, head_dim), parts, parts)
-    partials = _call(
+    partials = call(
         kernel,
         grid=(num_tokens, num_kv_heads, num_partitions),
         outputs=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
@@ -182,7 +182,7 @@ def combine(
 ) -> Float[Array, "T K G D"]:
     """The merge of partial results; see `pallas_kernels.api.combine`."""
     num_tokens, num_kv_heads, _, group, head_dim = partials.weighted.shape
-    return _call(
+    return call(
         _combine_kernel,
         grid=(num_tokens, num_kv_heads),
         outputs=jax.ShapeDtypeStruct((num_tokens, num_kv_heads, group, head_dim), dtype),
@@ -219,7 +219,7 @@ def prefill_attention(
         exact=exact,
     )
     # What no tile covers stays as it is here: zero.
-    return _call(
+    return call(
         kernel,
         grid=(tiles.lanes.shape[0], TILE_QUERIES // tile.queries, q.shape[1]),
         outputs=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -440,7 +440,7 @@ def _from_fp8(rows):
 
 
 def _scores(q, k_tile, k_scales, scale: float, soft_cap: float | None, exact: bool):
-    scores = _dot(q.astype(k_tile.dtype), k_tile.T, exact) * scale
+    scores = dot(q.astype(k_tile.dtype), k_tile.T, exact) * scale
     if k_scales is not None:
         scores *= k_scales[None, :]
     if soft_cap is not None:
@@ -457,7 +457,7 @@ def _accumulate(softmax: _Softmax, scores, seen, v_tile, v_scales, exact: bool) 
     total = softmax.total * shrink + jnp.sum(weights, axis=1)
     if v_scales is not None:
         weights *= v_scales[None, :]
-    seen_now = _dot(weights.astype(v_tile.dtype), v_tile, exact)
+    seen_now = dot(weights.astype(v_tile.dtype), v_tile, exact)
     return _Softmax(peak, total, softmax.weighted * shrink[:, None] + seen_now)
 
 
@@ -474,7 +474,8 @@ def _finish(softmax: _Softmax):
     return softmax.weighted / jnp.where(softmax.total > 0, softmax.total, 1.0)[:, None]
 
 
-def _dot(a, b, exact: bool):
+def dot(a, b, exact: bool):
+    """The product of tiles in float32; with all of its bits if it is to be exact."""
     # Products of float32 are rounded to TF32 otherwise.
     precision = jax.lax.Precision.HIGHEST if exact else None
     return jax.lax.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
@@ -524,7 +525,7 @@ def _arrays(k: KVRows, v: KVRows) -> list[Array]:
     return [k.values, v.values, *scales]
 
 
-def _call(
+def call(
     kernel: Callable[..., None],
     *,
     grid: tuple[int, ...],
@@ -534,6 +535,7 @@ def _call(
     aliases: dict[int, int] | None = None,
     num_warps: int = 4,
 ) -> Callable[..., Any]:
+    """The kernel as a function of arrays, by this backend or its interpreter."""
     return pl.pallas_call(
         kernel,
         grid=grid,

@@ -233,7 +233,8 @@ def markdown_text(reports: Mapping[str, Report], cases: Sequence[Case]) -> str:
     parts = [
         f"Made by `python scripts/compile_gate.py --markdown` with JAX {versions['jax']} and ptxas "
         f"{versions['ptxas']}. A case is query dtype / KV dtype / head width / query heads x KV "
-        "heads / block size, of the Triton backend or, where it says so, of Mosaic GPU. A cell is "
+        "heads / block size, of the Triton backend or, where it says so, of Mosaic GPU; or of the "
+        "linear map by packed weights dtype / weight dtype / rows. A cell is "
         "registers of a thread x threads of a block, shared memory of a block in KiB, blocks that "
         "an SM holds at once."
     ]

@@ -16,11 +16,25 @@ from gpu_compiler import Program, ShapeOf
 from gpu_targets import H100, Target
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from kernel_configurations import CONFIGURATIONS, HOPPER_CONFIGURATIONS, Configuration
+from kernel_configurations import (
+    CONFIGURATIONS,
+    HOPPER_CONFIGURATIONS,
+    LINEAR_CONFIGURATIONS,
+    Configuration,
+    LinearConfiguration,
+)
 
-from pallas_kernels import KVRows, PrefillTiles, kv_format, triton
+from pallas_kernels import (
+    KVRows,
+    PrefillTiles,
+    kv_format,
+    triton,
+    triton_linear,
+    weight_format,
+)
 
 TRITON_KERNELS = ("paged_decode", "paged_combine", "paged_prefill")
+LINEAR_KERNELS = ("packed_linear",)
 
 HAS_MOSAIC = jax.__version_info__ >= (0, 12)
 """This JAX has what `pallas_kernels.mosaic` needs."""
@@ -30,6 +44,7 @@ MOSAIC_KERNELS = ("paged_decode_hopper", "paged_combine")
 LANES = 64
 PREFILL_TOKENS = 512
 TABLE_WIDTH = 256
+LINEAR_WIDTHS = (4096, 4096)
 NUM_BLOCKS = 1000
 LAYERS = 2
 
@@ -40,8 +55,8 @@ class Case:
 
     Attributes:
         name: Tells it from all others.
-        kv_dtype: How keys and values are stored; with `head_dim` it finds the budget.
-        head_dim: Numbers of a head.
+        kv_dtype: How keys and values, or weights, are stored; with `head_dim` it finds the budget.
+        head_dim: Numbers of a head; of a linear map the rows that it is given.
         kernels: Names of those that must come out.
         programs: Makes what is to be compiled.
         cards: Names of those that it is for; None if it is for all.
@@ -118,6 +133,26 @@ def triton_case(configuration: Configuration) -> Case:
     )
 
 
+def linear_case(configuration: LinearConfiguration) -> Case:
+    """A linear map by packed weights."""
+
+    def programs(shape: ShapeOf) -> list[Program]:
+        in_width, out_width = LINEAR_WIDTHS
+        x = shape((configuration.num_rows, in_width), jnp.dtype(configuration.dtype))
+        zeros = functools.partial(weight_format.zeros, (), in_width, out_width)
+        packed = jax.eval_shape(lambda: zeros(configuration.weight_dtype))
+        packed = jax.tree.map(lambda part: shape(part.shape, part.dtype), packed)
+        return [Program(triton_linear.packed_linear, (x, packed))]
+
+    return Case(
+        name=configuration.name,
+        kv_dtype=configuration.weight_dtype,
+        head_dim=configuration.num_rows,
+        kernels=LINEAR_KERNELS,
+        programs=programs,
+    )
+
+
 def mosaic_case(configuration: Configuration) -> Case:
     """Decode attention by Mosaic GPU; it is for Hopper alone."""
 
@@ -144,7 +179,8 @@ def by_name(cases: Iterable[Case]) -> dict[str, Case]:
 
 TRITON_CASES = by_name(map(triton_case, CONFIGURATIONS))
 MOSAIC_CASES = by_name(map(mosaic_case, HOPPER_CONFIGURATIONS))
-CASES = TRITON_CASES | (MOSAIC_CASES if HAS_MOSAIC else {})
+LINEAR_CASES = by_name(map(linear_case, LINEAR_CONFIGURATIONS))
+CASES = TRITON_CASES | LINEAR_CASES | (MOSAIC_CASES if HAS_MOSAIC else {})
 """Every configuration of the kernels that is vouched for, as far as this JAX has it."""
 
 

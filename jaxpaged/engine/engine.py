@@ -123,6 +123,7 @@ class Engine:
         self.stats = EngineStats(
             device=place.device.name,
             dtype=str(model.dtype),
+            weight_dtype=model.weight_dtype or str(model.dtype),
             kv_dtype=self.limits.kv_dtype,
             is_deterministic=self.limits.is_deterministic,
             implementation=model.attention,
@@ -161,8 +162,11 @@ class Engine:
     def description(self) -> str:
         """One line: device, dtype, and what the pool holds."""
         capacity, length = self.capacity, self.max_model_len
+        narrow = self.stats.weight_dtype
+        maps = "" if narrow == self.stats.dtype else f" with linear maps in {narrow}"
         return (
-            f"{self.stats.device}, {self.stats.dtype}, attention by {self.stats.implementation} "
+            f"{self.stats.device}, {self.stats.dtype}{maps}, "
+            f"attention by {self.stats.implementation} "
             f"({self.stats.implementation_reason}): KV pool in {self.stats.kv_dtype}, "
             f"{capacity.num_blocks:,} blocks x {capacity.block_size} = "
             f"{capacity.num_tokens:,} tokens, "
@@ -417,8 +421,13 @@ def load_model(
     place = device.here()
     dtype = limits.dtype(config, place)
     opened = open_adapters(adapters or {}, checkpoint.config)
-    shapes = checkpoint.shapes() | adapters_module.shapes(checkpoint.config, opened)
-    memory.check_weights(shapes, dtype=dtype, available=memory.available_bytes())
+    weight_dtype = limits.weight_dtype(config, checkpoint.config)
+    memory.check_weights(
+        checkpoint.shapes() | adapters_module.shapes(checkpoint.config, opened),
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        available=memory.available_bytes(),
+    )
     length = limits.max_model_len(config, checkpoint.config)
     _tell_long_factors(checkpoint.config, length)
     with out_of_memory.told("loading the weights", ["end what else takes memory of the device"]):
@@ -427,6 +436,7 @@ def load_model(
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place),
             attention=attention.choose(config, checkpoint.config, device=place).implementation,
+            weight_dtype=weight_dtype,
             max_model_len=length,
         )
         adapters_module.load(decoder, opened)

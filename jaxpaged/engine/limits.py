@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for, kv_bytes_per_token
-from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, DType, EngineConfig, KVDType
+from jaxpaged.config import DEFAULT_MAX_MODEL_LEN, DType, EngineConfig, KVDType, WeightDType
 from jaxpaged.engine import memory
 from jaxpaged.engine.batch import ROW_TILE, BatchShapes, batch_shapes, max_decodes
 from jaxpaged.engine.device import Device
@@ -142,6 +142,20 @@ def bucket_growth(device: Device) -> float:
 def dtype(config: EngineConfig, device: Device) -> DType:
     """Of weights and activations."""
     return config.dtype or ("float32" if device.is_cpu else "bfloat16")
+
+
+def weight_dtype(config: EngineConfig, model: ModelConfig) -> WeightDType | None:
+    """What the weights of linear maps are quantised to.
+
+    Raises:
+        ConfigError: The model has maps that cannot be.
+    """
+    if config.weight_dtype is not None and model.experts is not None:
+        raise ConfigError(
+            f"engine.weight_dtype is {config.weight_dtype}, and this model has routed experts, "
+            "whose maps are not quantised; leave it out"
+        )
+    return config.weight_dtype
 
 
 def kv_dtype(config: EngineConfig, model: Llama) -> KVDType:

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpaged.cache.capacity import PoolCapacity, blocks_for
-from jaxpaged.config import DType, EngineConfig, KVDType
+from jaxpaged.config import DType, EngineConfig, KVDType, WeightDType
 from jaxpaged.engine.shortage import shortage, size
+from pallas_kernels import weight_format
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 _PROC = pathlib.Path("/proc")
@@ -109,32 +110,56 @@ def _group_paths(proc: pathlib.Path) -> set[pathlib.PurePosixPath]:
 
 
 def check_weights(
-    shapes: collections.abc.Mapping[str, tuple[int, ...]], *, dtype: DType, available: int
+    shapes: collections.abc.Mapping[str, tuple[int, ...]],
+    *,
+    dtype: DType,
+    weight_dtype: WeightDType | None = None,
+    available: int,
 ) -> None:
     """Refuses weights that cannot fit, before any of them is read.
 
     Args:
         shapes: Of every tensor.
         dtype: They are loaded as.
+        weight_dtype: What those of linear maps are quantised to.
         available: Bytes free on the device.
 
     Raises:
         CapacityError: They need more than there is.
     """
     numbers = sum(math.prod(shape) for shape in shapes.values())
-    needed = numbers * jnp.dtype(dtype).itemsize
+    needed = _weights_bytes(shapes, dtype, weight_dtype)
     if needed > available:
         changes = [
             f"free {size(needed - available)} of memory, or take a device that has it",
-            f"a model of at most {available // jnp.dtype(dtype).itemsize:,} parameters; this one "
-            f"has {numbers:,}",
+            f"a model of at most {numbers * available // needed:,} parameters; this one has "
+            f"{numbers:,}",
         ]
+        if weight_dtype is None:
+            narrow = size(_weights_bytes(shapes, dtype, "int8"))
+            changes.insert(0, f"engine.weight_dtype: int8, which needs {narrow}")
         if dtype == "float32":
-            halved = numbers * jnp.dtype("bfloat16").itemsize
-            changes.insert(0, f"engine.dtype: bfloat16, which needs {size(halved)}")
-        raise shortage(
-            f"the weights in {dtype}", needed=needed, available=available, changes=changes
-        )
+            halved = size(_weights_bytes(shapes, "bfloat16", weight_dtype))
+            changes.insert(0, f"engine.dtype: bfloat16, which needs {halved}")
+        what = f"the weights in {dtype}"
+        if weight_dtype is not None:
+            what += f" with linear maps in {weight_dtype}"
+        raise shortage(what, needed=needed, available=available, changes=changes)
+
+
+def _weights_bytes(
+    shapes: collections.abc.Mapping[str, tuple[int, ...]],
+    dtype: DType,
+    weight_dtype: WeightDType | None,
+) -> int:
+    num_bytes = 0
+    for name, shape in shapes.items():
+        if weight_dtype is not None and name.endswith("_proj.weight"):
+            # Checkpoints have `[out, in]`.
+            num_bytes += weight_format.num_bytes(shape[1], shape[0], weight_dtype)
+        else:
+            num_bytes += math.prod(shape) * jnp.dtype(dtype).itemsize
+    return num_bytes
 
 
 def resolve_capacity(

@@ -348,7 +348,7 @@ def forward(
     )
     token_ids = jnp.asarray(state.tokens)[safe, positions]
     adapters = None if state.adapters is None else jnp.asarray(state.adapters)[safe]
-    with jax.default_matmul_precision(_precision(weights)):
+    with jax.default_matmul_precision(_precision(model)):
         hidden, pool = model(pool, token_ids, positions, batch=attention, adapters=adapters)
     rows = hidden[jnp.asarray(batch.sampled_tokens)]
     return jnp.pad(hidden, ((0, shapes.most_tokens - hidden.shape[0]), (0, 0))), rows, pool
@@ -367,7 +367,7 @@ def sample(
     lane_ids = jnp.asarray(batch.lanes)
     history = jnp.asarray(history)
     num_samplers = jnp.sum(lane_ids < history.shape[0])
-    with jax.default_matmul_precision(_precision(weights)):
+    with jax.default_matmul_precision(_precision(model)):
         logits = model.logits(rows[: lane_ids.shape[0]], num_samplers)
     safe = jnp.minimum(lane_ids, history.shape[0] - 1)
     params = jax.tree.map(lambda part: jnp.asarray(part)[safe], lane_params)
@@ -385,7 +385,7 @@ def score(
 ) -> Sampled:
     """How likely the model found given tokens behind rows of the stream."""
     model: Llama = nnx.merge(graph, weights)
-    with jax.default_matmul_precision(_precision(weights)):
+    with jax.default_matmul_precision(_precision(model)):
         logits = model.logits(hidden[jnp.asarray(rows)], jnp.int32(rows.shape[0]))
     return sampling.score_prompt(logits, jnp.asarray(targets))
 
@@ -420,7 +420,6 @@ def _padded(
         yield group
 
 
-def _precision(weights: nnx.State) -> str:
+def _precision(model: Llama) -> str:
     # On GPUs float32 products are rounded to TF32 unless asked otherwise.
-    is_float32 = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(weights))
-    return "highest" if is_float32 else "default"
+    return "highest" if model.dtype == jnp.float32 else "default"

@@ -21,6 +21,7 @@ class EngineStats:
     Attributes:
         device: The device's kind.
         dtype: Of weights and activations.
+        weight_dtype: What the weights of linear maps are stored as.
         kv_dtype: Of the pool.
         is_deterministic: A row's bytes do not depend on what else is in its batches.
         implementation: Which attention implementation runs.
@@ -64,6 +65,7 @@ class EngineStats:
 
     device: str
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     is_deterministic: bool
     implementation: str

@@ -18,6 +18,7 @@ class LiveStats(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     device: str
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     implementation: str
     num_blocks: int

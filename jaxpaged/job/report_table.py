@@ -96,8 +96,10 @@ def _speed(report: JobReport) -> Iterator[tuple[str, str]]:
     if recomputes or swaps:
         yield "preemptions", f"{recomputes:,} by recompute, {swaps:,} by swap"
     if run.engine:
-        names = ("device", "dtype", "implementation")
-        yield "engine", ", ".join(str(run.engine[name]) for name in names if name in run.engine)
+        names = ("device", "dtype", "weight_dtype", "implementation")
+        shown = [str(run.engine[name]) for name in names if name in run.engine]
+        # Weights that are not quantised have the dtype that was named already.
+        yield "engine", ", ".join(dict.fromkeys(shown))
 
 
 def _score_table(scores: Sequence[MetricScore]) -> rich.table.Table:

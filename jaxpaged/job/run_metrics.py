@@ -91,6 +91,7 @@ def _engine(stats: LiveStats) -> Iterable[Metric]:
         {
             "device": stats.device,
             "dtype": stats.dtype,
+            "weight_dtype": stats.weight_dtype,
             "kv_dtype": stats.kv_dtype,
             "implementation": stats.implementation,
         },

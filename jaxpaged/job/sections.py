@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from jaxpaged.config import Attention, DType, EngineConfig, KVDType, Preemption
+from jaxpaged.config import Attention, DType, EngineConfig, KVDType, Preemption, WeightDType
 from jaxpaged.job.section import FieldInfo, NotEmpty, Section, Texts, check_by
 from jaxpaged.storage import access
 from jaxpaged.storage.local_store import Durability
@@ -168,6 +168,7 @@ class EngineSpec(Section):
     """Sizes and limits of the engine; see `EngineConfig`."""
 
     dtype: DType | None = None
+    weight_dtype: WeightDType | None = None
     kv_dtype: KVDType | None = None
     max_model_len: int | None = None
     max_num_seqs: int = _ENGINE["max_num_seqs"].default

@@ -18,7 +18,7 @@ from jaxpaged.cache.kv_pool import KVPool
 from jaxpaged.model import layers
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.shapes import AnyArray
-from pallas_kernels import Implementation, PrefillTiles
+from pallas_kernels import Implementation, PrefillTiles, WeightDType
 
 # Mosaic GPU has decode attention only; the reason that goes with the choice says so.
 _PREFILL: dict[Implementation, Implementation] = {
@@ -59,11 +59,12 @@ class Attention(nnx.Module):
         lead: tuple[int, ...],
         dtype: jnp.dtype,
         implementation: Implementation,
+        weight_dtype: WeightDType | None = None,
     ) -> None:
         heads = config.num_heads * config.head_dim
         kv_heads = config.num_kv_heads * config.head_dim
         shared = {"lead": lead, "dtype": dtype}
-        linear = functools.partial(layers.linear_kind(implementation), **shared)
+        linear = functools.partial(layers.linear_kind(implementation, weight_dtype), **shared)
         bias = config.attention_bias or config.qkv_bias
         self.q_proj = linear(config.hidden_size, heads, bias=bias)
         self.k_proj = linear(config.hidden_size, kv_heads, bias=bias)

@@ -3,6 +3,8 @@
 Every module can carry a leading layer axis, so that one set of stacked weights serves a scan.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ from jaxpaged.model import rope
 from jaxpaged.model.config import Activation, ModelConfig
 from jaxpaged.model.config_families import NormScale
 from jaxpaged.shapes import AnyArray
-from pallas_kernels import Implementation
+from pallas_kernels import Implementation, WeightDType, weight_format
 
 # XLA on CPU sums up small arrays in another order than larger ones; with 64 rows of so many numbers
 # or more the order does not depend on how many rows there are, and a product's never does.
@@ -80,9 +82,81 @@ class PackedLinear(nnx.Module):
         return y if self.bias is None else y + self.bias[...][None, :]
 
 
-def linear_kind(implementation: Implementation) -> type[Linear | PackedLinear]:
-    """Linear maps that go with an implementation of attention."""
-    return PackedLinear if implementation == "llvm" else Linear
+class QuantizedLinear(nnx.Module):
+    """`Linear` by a kernel of few bits, which is never held in more."""
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        *,
+        bias: bool,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        weight_dtype: WeightDType,
+        implementation: Implementation,
+    ) -> None:
+        self.kernel = nnx.Param(weight_format.zeros(lead, in_width, out_width, weight_dtype))
+        self.bias = nnx.Param(jnp.zeros((*lead, out_width), dtype)) if bias else None
+        self.implementation: Implementation = implementation
+
+    def __call__(
+        self, x: Float[Array, "T I"], place: Place, added: Float[Array, "T O"] | None = None
+    ) -> Float[Array, "T O"]:
+        """The mapped rows, and what is added to them."""
+        y = pallas_kernels.packed_linear(
+            x, self.kernel.get_value(), implementation=self.implementation
+        )
+        y = y if self.bias is None else y + self.bias[...][None, :]
+        return y if added is None else added + y
+
+
+class QuantizedPackedLinear(nnx.Module):
+    """`PackedLinear` by a kernel of few bits."""
+
+    def __init__(
+        self,
+        in_width: int,
+        out_width: int,
+        *,
+        bias: bool,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        weight_dtype: WeightDType,
+    ) -> None:
+        self.panels = Panels(pallas_kernels.zero_panels(lead, in_width, out_width, weight_dtype))
+        self.bias = nnx.Param(jnp.zeros((*lead, out_width), dtype)) if bias else None
+        self.width = out_width
+
+    def __call__(
+        self, x: Float[Array, "T I"], place: Place, added: Float[Array, "T O"] | None = None
+    ) -> Float[Array, "T O"]:
+        """The mapped rows, and what is added to them."""
+        y = pallas_kernels.quantized_linear(
+            x,
+            self.panels.get_value(),
+            layer=place.layer,
+            num_rows=place.num_rows,
+            width=self.width,
+            added=added,
+        )
+        return y if self.bias is None else y + self.bias[...][None, :]
+
+
+AnyLinear = Linear | PackedLinear | QuantizedLinear | QuantizedPackedLinear
+
+
+def linear_kind(
+    implementation: Implementation, weight_dtype: WeightDType | None = None
+) -> Callable[..., AnyLinear]:
+    """Linear maps that go with an implementation of attention, of weights quantised or not."""
+    if weight_dtype is None:
+        return PackedLinear if implementation == "llvm" else Linear
+    if implementation == "llvm":
+        return functools.partial(QuantizedPackedLinear, weight_dtype=weight_dtype)
+    return functools.partial(
+        QuantizedLinear, weight_dtype=weight_dtype, implementation=implementation
+    )
 
 
 class RMSNorm(nnx.Module):

@@ -24,7 +24,7 @@ from jaxpaged.model.attention import Attention, AttentionBatch, Scores
 from jaxpaged.model.config import Activation, ModelConfig
 from jaxpaged.model.experts import RoutedMLP
 from jaxpaged.shapes import AnyArray
-from pallas_kernels import Implementation
+from pallas_kernels import Implementation, WeightDType
 
 LayerLoop = Literal["scan", "unrolled"]
 
@@ -46,9 +46,10 @@ class MLP(nnx.Module):
         lead: tuple[int, ...],
         dtype: jnp.dtype,
         implementation: Implementation,
+        weight_dtype: WeightDType | None = None,
     ) -> None:
         shared = {"bias": config.mlp_bias, "lead": lead, "dtype": dtype}
-        linear = layers.linear_kind(implementation)
+        linear = layers.linear_kind(implementation, weight_dtype)
         self.gate_proj = linear(config.hidden_size, config.intermediate_size, **shared)
         self.up_proj = linear(config.hidden_size, config.intermediate_size, **shared)
         self.down_proj = linear(config.intermediate_size, config.hidden_size, **shared)
@@ -76,6 +77,7 @@ class DecoderLayer(nnx.Module):
         lead: tuple[int, ...],
         dtype: jnp.dtype,
         attention: Implementation,
+        weight_dtype: WeightDType | None = None,
     ) -> None:
         norm = functools.partial(
             layers.RMSNorm,
@@ -87,11 +89,12 @@ class DecoderLayer(nnx.Module):
         )
         places = config.norm_places
         self.input_layernorm = norm() if places != "behind" else None
-        self.self_attn = Attention(config, lead=lead, dtype=dtype, implementation=attention)
+        linear = {"implementation": attention, "weight_dtype": weight_dtype}
+        self.self_attn = Attention(config, lead=lead, dtype=dtype, **linear)
         self.post_attention_layernorm = norm()
         self.pre_feedforward_layernorm = norm() if places == "around" else None
         self.mlp = (
-            MLP(config, lead=lead, dtype=dtype, implementation=attention)
+            MLP(config, lead=lead, dtype=dtype, **linear)
             if config.experts is None
             else RoutedMLP(config, config.experts, lead=lead, dtype=dtype)
         )
@@ -144,6 +147,7 @@ class Llama(nnx.Module):
         dtype: Of weights and activations.
         layer_loop: "scan" stacks the layers' weights, "unrolled" keeps a list.
         attention: Who computes attention.
+        weight_dtype: What the layers' linear maps are quantised to; None for `dtype`.
     """
 
     def __init__(
@@ -153,7 +157,10 @@ class Llama(nnx.Module):
         dtype: jnp.dtype,
         layer_loop: LayerLoop,
         attention: Implementation = "xla",
+        weight_dtype: WeightDType | None = None,
     ) -> None:
+        if weight_dtype is not None and config.experts is not None:
+            raise ValueError("routed experts have no maps of few bits")
         if attention == "llvm" and config.experts is not None:
             raise ValueError("routed experts have no kernels for CPUs; use xla")
         if attention == "llvm" and layer_loop != "scan":
@@ -161,9 +168,12 @@ class Llama(nnx.Module):
         self.config = config
         self.dtype = dtype
         self.attention: Implementation = attention
+        self.weight_dtype: WeightDType | None = weight_dtype
         vocabulary = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(jnp.zeros(vocabulary, dtype))
-        layer = functools.partial(DecoderLayer, config, dtype=dtype, attention=attention)
+        layer = functools.partial(
+            DecoderLayer, config, dtype=dtype, attention=attention, weight_dtype=weight_dtype
+        )
         self.layers = (
             layer(lead=(config.num_layers,))
             if layer_loop == "scan"

@@ -7,7 +7,8 @@ one tensor; plus one stack of a single kind where stacks are stored, or packed.
 
 import collections.abc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ import pallas_kernels
 from jaxpaged.model.checkpoint import Checkpoint, StackedCheckpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
-from pallas_kernels import Implementation
+from pallas_kernels import Implementation, QuantizedPanels, WeightDType, weight_format
+from pallas_kernels.weight_format import PackedMatrix
 
 _EXPERTS = ".mlp.experts."
 
@@ -31,6 +33,9 @@ _STORED_DTYPES = {np.dtype(dtype) for dtype in (np.float32, np.float16, jnp.bflo
 
 Path = tuple[collections.abc.Hashable, ...]
 
+Target = jax.ShapeDtypeStruct | PackedMatrix | QuantizedPanels
+"""Shapes and dtypes of what a variable holds."""
+
 
 def load(
     checkpoint: Checkpoint,
@@ -38,6 +43,7 @@ def load(
     dtype: jnp.dtype,
     layer_loop: LayerLoop,
     attention: Implementation = "xla",
+    weight_dtype: WeightDType | None = None,
     max_model_len: int | None = None,
 ) -> Llama:
     """The decoder with the checkpoint's weights on the default device.
@@ -47,6 +53,8 @@ def load(
         dtype: Of weights and activations.
         layer_loop: How layers are driven.
         attention: Who computes attention.
+        weight_dtype: What the layers' linear maps are quantised to, each tensor as soon as it is
+            read; None for `dtype`.
         max_model_len: Most tokens of a sequence; None is what the model was trained for. Only
             rotary frequencies of some models depend on it.
 
@@ -58,14 +66,20 @@ def load(
     config = config if max_model_len is None else config.for_length(max_model_len)
     graph, abstract = nnx.split(
         nnx.eval_shape(
-            lambda: Llama(config, dtype=dtype, layer_loop=layer_loop, attention=attention)
+            lambda: Llama(
+                config,
+                dtype=dtype,
+                layer_loop=layer_loop,
+                attention=attention,
+                weight_dtype=weight_dtype,
+            )
         )
     )
     state = nnx.to_flat_state(abstract)
     read = _stacked if layer_loop == "scan" else _single
     # What is read is held twice for a moment: the largest are read while little else is held.
     loaded = {
-        path: variable.replace(read(checkpoint, path, variable.get_value()))
+        path: variable.replace(_value(read, checkpoint, path, variable.get_value()))
         for path, variable in sorted(state, key=_largest_first)
     }
     return nnx.merge(graph, nnx.from_flat_state([(path, loaded[path]) for path, _ in state]))
@@ -103,7 +117,42 @@ def _largest_first(item: tuple[Path, Any]) -> tuple[int, str, int]:
     path, variable = item
     kind = stack_name(tuple(part for part in path if not isinstance(part, int)))
     layer = next((part for part in path if isinstance(part, int)), 0)
-    return -variable.get_value().size, kind, layer
+    size = sum(part.size for part in jax.tree.leaves(variable.get_value()))
+    return -size, kind, layer
+
+
+def _value(
+    read: Callable[..., jax.Array], checkpoint: Checkpoint, path: Path, target: Target
+) -> jax.Array | PackedMatrix | QuantizedPanels:
+    if isinstance(target, PackedMatrix | QuantizedPanels):
+        return _quantized(checkpoint, path, target)
+    return read(checkpoint, path, target)
+
+
+def _quantized(
+    checkpoint: Checkpoint, path: Path, target: PackedMatrix | QuantizedPanels
+) -> PackedMatrix | QuantizedPanels:
+    """A kernel, or a stack of kernels, in few bits; one tensor is held in more at a time."""
+    whole = jax.tree.map(lambda part: np.empty(part.shape, part.dtype), target)
+    if isinstance(path[1], int):
+        _quantize_onto(whole, ..., checkpoint, path)
+    else:
+        for index in range(checkpoint.config.num_layers):
+            _quantize_onto(whole, index, checkpoint, ("layers", index, *path[1:]))
+    return jax.tree.map(jnp.asarray, whole)
+
+
+def _quantize_onto(
+    whole: PackedMatrix | QuantizedPanels,
+    place: int | EllipsisType,
+    checkpoint: Checkpoint,
+    path: Path,
+) -> None:
+    pack = weight_format.pack if path[-1] == "kernel" else pallas_kernels.pack_quantized
+    kernel = _read(checkpoint, _tensor_name(path)).T
+    packed = pack(weight_format.quantize(kernel, weight_format.weight_dtype_of(whole)))
+    for stack, part in zip(jax.tree.leaves(whole), jax.tree.leaves(packed), strict=True):
+        stack[place] = part
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:

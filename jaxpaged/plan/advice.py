@@ -46,6 +46,8 @@ class Situation:
         longest: Tokens of the longest row with its completion.
         place: The device, and the bytes free on it without the weights.
         weights_bytes: Of the weights.
+        narrow_weights_bytes: The same with linear maps in int8; None where they are in few bits
+            already, or cannot be.
     """
 
     config: EngineConfig
@@ -56,6 +58,7 @@ class Situation:
     longest: int
     place: Place
     weights_bytes: int
+    narrow_weights_bytes: int | None = None
 
 
 def changes(situation: Situation) -> tuple[Change, ...]:
@@ -74,7 +77,12 @@ def _changes(now: Situation) -> Iterator[Change]:
         halved = dataclasses.replace(
             now, dtype="bfloat16", kv_dtype="bfloat16", weights_bytes=now.weights_bytes // 2
         )
-        yield _change(halved, "engine.dtype: bfloat16")
+        # Of weights in few bits little is left to be halved.
+        if config.weight_dtype is None:
+            yield _change(halved, "engine.dtype: bfloat16")
+    if now.narrow_weights_bytes is not None:
+        narrow = dataclasses.replace(now, weights_bytes=now.narrow_weights_bytes)
+        yield _change(narrow, "engine.weight_dtype: int8")
     length = -(-max(2, now.longest) // config.block_size) * config.block_size
     if length < now.max_model_len:
         yield _change(

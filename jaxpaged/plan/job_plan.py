@@ -64,6 +64,7 @@ class Target:
     Attributes:
         device: Name of the device.
         dtype: Of the weights.
+        weight_dtype: What those of linear maps are stored as.
         kv_dtype: Of the KV pool.
         implementation: Who computes attention, and why.
         max_model_len: Most tokens of a sequence.
@@ -72,6 +73,7 @@ class Target:
 
     device: str
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     implementation: str
     max_model_len: int
@@ -178,7 +180,12 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
     target = _target(job, model, place)
     try:
         shapes = job.checkpoint.shapes() | adapters.shapes(model.config, job.adapters)
-        memory.check_weights(shapes, dtype=_dtype(model), available=place.available_bytes)
+        memory.check_weights(
+            shapes,
+            dtype=_dtype(model),
+            weight_dtype=model.weight_dtype,
+            available=place.available_bytes,
+        )
         resolved = limits.resolve(
             config, model, device=place.device, available=beside.available_bytes
         )
@@ -241,6 +248,7 @@ def _abstract_model(job: PlannedJob, config: EngineConfig, place: Place) -> Llam
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place.device),
             attention=choice.implementation,
+            weight_dtype=limits.weight_dtype(config, shape),
         )
         adapters.attach(model, job.adapters)
         return model
@@ -258,6 +266,7 @@ def _target(job: PlannedJob, model: Llama, place: Place) -> Target:
     return Target(
         device=place.device.name,
         dtype=str(model.dtype),
+        weight_dtype=model.weight_dtype or str(model.dtype),
         kv_dtype=limits.kv_dtype(config, model),
         implementation=f"{choice.implementation} ({choice.reason})",
         max_model_len=job.max_model_len,
@@ -355,7 +364,17 @@ def _situation(
         longest=rows.longest,
         place=place,
         weights_bytes=memory_estimate.weights_bytes(model),
+        narrow_weights_bytes=_narrow_weights_bytes(config, model, job, place=place),
     )
+
+
+def _narrow_weights_bytes(
+    config: EngineConfig, model: Llama, job: PlannedJob, *, place: Place
+) -> int | None:
+    if model.weight_dtype is not None or model.config.experts is not None:
+        return None
+    narrow = dataclasses.replace(config, weight_dtype="int8")
+    return memory_estimate.weights_bytes(_abstract_model(job, narrow, place))
 
 
 def _notes(job: PlannedJob, rows: SampledRows, options: PlanOptions) -> tuple[str, ...]:

@@ -103,9 +103,9 @@ def by_formula(
     """Temporary memory from the shapes alone.
 
     Of a forward pass the stream and its like (four arrays as wide as the model) and the parts of
-    an MLP (three) live at once, with routed experts also rows as wide as all of them together, or
-    the partial results of decode attention; of a sampler ten copies of the logits, or two where
-    only the likeliest token is wanted.
+    an MLP (three) live at once, with routed experts also rows as wide as all of them together, and
+    what XLA makes of quantised weights, or the partial results of decode attention; of a sampler
+    ten copies of the logits, or two where only the likeliest token is wanted.
 
     Args:
         model: May be without weights.
@@ -122,9 +122,25 @@ def by_formula(
     if _is_plain(params):
         sampler = sampler * _GREEDY_ARRAYS // limits.LOGITS_ARRAYS
     forward = resolved.shapes.most_tokens * width * itemsize
+    if model.attention == "xla":
+        forward += _dequantized_bytes(model)
     _, most = limits.reserve(config, shape, model.attention, resolved.max_model_len)
     partials = most if most != limits.workspace_bytes(config.max_num_seqs, shape.vocab_size) else 0
     return Temporary(forward_bytes=max(forward, partials), sampler_bytes=sampler)
+
+
+def _dequantized_bytes(model: Llama) -> int:
+    """What XLA writes out of quantised weights, by its figures on a CPU: one matrix of int8, all of
+    a layer twice of int4."""
+    shape = model.config
+    largest = shape.hidden_size * max(shape.intermediate_size, shape.num_heads * shape.head_dim)
+    if model.weight_dtype == "int8":
+        return largest * model.dtype.itemsize
+    if model.weight_dtype is None:
+        return 0
+    heads = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    maps = shape.hidden_size * (heads + 3 * shape.intermediate_size)
+    return 2 * maps * np.dtype(np.float32).itemsize
 
 
 def by_compiler(

@@ -9,7 +9,7 @@ import rich.text
 
 from jaxpaged.engine.shortage import size
 from jaxpaged.job.progress import duration
-from jaxpaged.plan.job_plan import JobPlan
+from jaxpaged.plan.job_plan import JobPlan, Target
 from jaxpaged.plan.rehearsal import Rehearsal
 from jaxpaged.plan.survey import Lens
 
@@ -39,11 +39,17 @@ def show(plan: JobPlan, console: rich.console.Console) -> None:
         console.print(f"note: {note}", style="dim", markup=False, soft_wrap=True)
 
 
+def _dtypes(target: Target) -> str:
+    if target.weight_dtype == target.dtype:
+        return target.dtype
+    return f"{target.dtype} with linear maps in {target.weight_dtype}"
+
+
 def _rows(plan: JobPlan) -> Iterator[tuple[str, str]]:
     survey = plan.survey
     yield (
         "device",
-        f"{plan.target.device}, {plan.target.dtype}, attention by {plan.target.implementation}",
+        f"{plan.target.device}, {_dtypes(plan.target)}, attention by {plan.target.implementation}",
     )
     looked = "" if survey.rows == plan.total_rows else f", {survey.rows:,} of them looked at"
     yield "rows", f"{plan.total_rows:,}{looked}"

@@ -20,11 +20,11 @@ from pallas_kernels.llvm.vectors import LANES, PANEL
 
 AnyArray = Array | np.ndarray
 
-_ROWS = 96
+ROWS = 96
 """Rows of an item of work, and rows of the head's table."""
-_TILE = _ROWS * PANEL
+TILE = ROWS * PANEL
 """Numbers of an item's result."""
-_INNER = 768
+INNER = 768
 """Rows of a panel that are taken at once: they and the rows' numbers stay in a core's cache."""
 
 _X, _PANELS, _LAYER, _NUM_ROWS, _ADDED = range(5)
@@ -44,7 +44,7 @@ def linear(
     result = jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32)
     place = (jnp.asarray(layer, jnp.int32), jnp.asarray(num_rows, jnp.int32))
     operands = (x, panels, *place) if added is None else (x, panels, *place, added)
-    return ffi.ffi_call("jaxpaged.linear", result, *operands, scratch=_TILE)
+    return ffi.ffi_call("jaxpaged.linear", result, *operands, scratch=TILE)
 
 
 def head(
@@ -54,12 +54,12 @@ def head(
     columns = jnp.pad(x, ((0, -x.shape[0] % PANEL), (0, 0))).T
     result = jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
     count = jnp.asarray(num_rows, jnp.int32)
-    return ffi.ffi_call("jaxpaged.head", result, columns, table, count, scratch=_TILE)
+    return ffi.ffi_call("jaxpaged.head", result, columns, table, count, scratch=TILE)
 
 
 @compiled
 @no_type_check
-def _clear(address, rows, stride, first, last):
+def clear(address, rows, stride, first, last):
     """Zeros in `last - first` numbers of each row."""
     numbers = floats(address)
     for row in range(rows):
@@ -68,13 +68,15 @@ def _clear(address, rows, stride, first, last):
 
 
 @no_type_check
-def _linear_items(frame):
-    return dim(frame, _PANELS, 1) * ((dim(frame, _X, 0) + _ROWS - 1) // _ROWS)
+def linear_items(frame):
+    """Panels of columns, for every chunk of rows."""
+    return dim(frame, _PANELS, 1) * ((dim(frame, _X, 0) + ROWS - 1) // ROWS)
 
 
 @compiled
 @no_type_check
-def _copy(source, source_stride, target, target_stride, rows, columns):
+def copy(source, source_stride, target, target_stride, rows, columns):
+    """The first `columns` numbers of each row, of addresses."""
     numbers, copies = floats(source), floats(target)
     for row in range(rows):
         for index in range(columns):
@@ -86,8 +88,8 @@ def _linear(frame, item, scratch):
     rows, inner = dim(frame, _X, 0), dim(frame, _X, 1)
     num_panels, width = dim(frame, _PANELS, 1), ffi.result_dim(frame, 1)
     chunk, panel = item // num_panels, item % num_panels
-    first = chunk * _ROWS
-    last = min(first + _ROWS, rows)
+    first = chunk * ROWS
+    last = min(first + ROWS, rows)
     live = min(max(integer(frame, _NUM_ROWS) - first, 0), last - first)
     column = panel * PANEL
     columns = min(PANEL, width - column)
@@ -102,30 +104,30 @@ def _linear(frame, item, scratch):
     adds = ffi.num_operands(frame) > _ADDED
     if adds:
         added = operand(frame, _ADDED) + 4 * (first * width + column)
-        _copy(added, width, sums, stride, live, columns)
-    for start in range(0, inner, _INNER):
-        count = min(_INNER, inner - start)
+        copy(added, width, sums, stride, live, columns)
+    for start in range(0, inner, INNER):
+        count = min(INNER, inner - start)
         panel_product(
             x + 4 * start, inner, matrix + 4 * start * PANEL, PANEL,
             sums, stride, live, count, adds or start > 0,
         )  # fmt: skip
     if not is_whole:
-        _copy(sums, stride, y, width, live, columns)
-    _clear(y + 4 * live * width, last - first - live, width, 0, columns)
+        copy(sums, stride, y, width, live, columns)
+    clear(y + 4 * live * width, last - first - live, width, 0, columns)
 
 
 @no_type_check
 def _head_items(frame):
-    return (dim(frame, _TABLE, 0) + _ROWS - 1) // _ROWS
+    return (dim(frame, _TABLE, 0) + ROWS - 1) // ROWS
 
 
 @no_type_check
 def _head(frame, item, scratch):
-    """Logits of `_ROWS` tokens for all live rows, by which the table's rows are multiplied."""
+    """Logits of `ROWS` tokens for all live rows, by which the table's rows are multiplied."""
     inner, padded = dim(frame, _COLUMNS, 0), dim(frame, _COLUMNS, 1)
     vocabulary, num_rows = dim(frame, _TABLE, 0), ffi.result_dim(frame, 0)
-    first = item * _ROWS
-    tokens = min(_ROWS, vocabulary - first)
+    first = item * ROWS
+    tokens = min(ROWS, vocabulary - first)
     live = min(integer(frame, _NUM_COLUMNS), num_rows)
     table = operand(frame, _TABLE) + 4 * first * inner
     out = floats(result(frame))
@@ -147,10 +149,8 @@ def _head(frame, item, scratch):
             for token in range(tokens):
                 out[at + token] = found[token * PANEL + row]
         column += PANEL
-    _clear(
-        result(frame) + 4 * live * vocabulary, num_rows - live, vocabulary, first, first + tokens
-    )
+    clear(result(frame) + 4 * live * vocabulary, num_rows - live, vocabulary, first, first + tokens)
 
 
-ffi.register("jaxpaged.linear", count=_linear_items, work=_linear)
+ffi.register("jaxpaged.linear", count=linear_items, work=_linear)
 ffi.register("jaxpaged.head", count=_head_items, work=_head)

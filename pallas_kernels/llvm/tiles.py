@@ -5,6 +5,7 @@ Every number of a product is summed up by fused multiply-adds in the order of th
 zero or from what is there: its bits depend neither on the tile's shape nor on its neighbours.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
 from llvmlite import ir
@@ -24,6 +25,81 @@ from pallas_kernels.llvm.vectors import (
     splat,
 )
 
+ReadWeights = Callable[[Builder, Value], list[Value]]
+"""Emits the vectors of a row of the other side of a product, of the row's index."""
+
+
+def emit_tile(
+    builder: Builder,
+    read_weights: ReadWeights,
+    spots: Sequence[tuple[int, int]],
+    *,
+    a: Value,
+    a_stride: Value,
+    c: Value,
+    c_stride: Value,
+    inner: Value,
+    adds: Value,
+) -> None:
+    """Emits `c = a @ b`, or `c += a @ b` where `adds` is not zero.
+
+    Args:
+        builder: Emits.
+        read_weights: Of `b`: a vector for each that is named in `spots`, in their order.
+        spots: Row and vector of each vector of the tile, rows first.
+        a: Address of `[rows, inner]`.
+        a_stride: Numbers from one of its rows to the next.
+        c: Address of the tile.
+        c_stride: Numbers from one of its rows to the next.
+        inner: At least 1.
+        adds: Whether to add to what is there.
+    """
+
+    def target(row: int, vector: int) -> Value:
+        offset = builder.mul(c_stride, WORD(row))
+        return place(builder, c, builder.add(offset, WORD(vector * LANES)), VECTOR)
+
+    entry = builder.block
+    read, before, loop, after = (
+        builder.append_basic_block(name) for name in ("read", "before", "loop", "after")
+    )
+    builder.cbranch(builder.icmp_signed("!=", adds, WORD(0)), read, before)
+    builder.position_at_end(read)
+    there = [builder.load(target(*spot), align=4) for spot in spots]
+    builder.branch(before)
+    builder.position_at_end(before)
+    starts = []
+    for value in there:
+        start = builder.phi(VECTOR)
+        start.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), entry)
+        start.add_incoming(value, read)
+        starts.append(start)
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    index = builder.phi(WORD)
+    sums = [builder.phi(VECTOR) for _ in spots]
+    b_vectors = read_weights(builder, index)
+    new_sums = []
+    for row in range(len(spots) // len(b_vectors)):
+        offset = builder.add(builder.mul(a_stride, WORD(row)), index)
+        factor = splat(builder, builder.load(place(builder, a, offset, FLOAT), align=4))
+        own = sums[row * len(b_vectors) : (row + 1) * len(b_vectors)]
+        new_sums += [
+            fused(builder, factor, b_vector, sum_)
+            for b_vector, sum_ in zip(b_vectors, own, strict=True)
+        ]
+    following = builder.add(index, WORD(1))
+    index.add_incoming(WORD(0), before)
+    index.add_incoming(following, loop)
+    for sum_, start, new in zip(sums, starts, new_sums, strict=True):
+        sum_.add_incoming(start, before)
+        sum_.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
+    builder.position_at_end(after)
+    for spot, value in zip(spots, new_sums, strict=True):
+        builder.store(value, target(*spot), align=4)
+
 
 def _tile_product(rows: int, vectors: int) -> Any:
     """The product for a tile of so many rows and vectors."""
@@ -40,55 +116,14 @@ def _tile_product(rows: int, vectors: int) -> Any:
         inner: Value,
         adds: Value,
     ) -> None:
+        def read_weights(builder: Builder, index: Value) -> list[Value]:
+            b_row = builder.mul(index, b_stride)
+            spots = (builder.add(b_row, WORD(v * LANES)) for v in range(vectors))
+            return [builder.load(place(builder, b, spot, VECTOR), align=4) for spot in spots]
+
         spots = [(row, vector) for row in range(rows) for vector in range(vectors)]
-
-        def target(row: int, vector: int) -> Value:
-            offset = builder.mul(c_stride, WORD(row))
-            return place(builder, c, builder.add(offset, WORD(vector * LANES)), VECTOR)
-
-        entry = builder.block
-        read, before, loop, after = (
-            builder.append_basic_block(name) for name in ("read", "before", "loop", "after")
-        )
-        builder.cbranch(builder.icmp_signed("!=", adds, WORD(0)), read, before)
-        builder.position_at_end(read)
-        there = [builder.load(target(*spot), align=4) for spot in spots]
-        builder.branch(before)
-        builder.position_at_end(before)
-        starts = []
-        for value in there:
-            start = builder.phi(VECTOR)
-            start.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), entry)
-            start.add_incoming(value, read)
-            starts.append(start)
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        index = builder.phi(WORD)
-        sums = [builder.phi(VECTOR) for _ in spots]
-        b_row = builder.mul(index, b_stride)
-        b_vectors = [
-            builder.load(place(builder, b, builder.add(b_row, WORD(v * LANES)), VECTOR), align=4)
-            for v in range(vectors)
-        ]
-        new_sums = []
-        for row in range(rows):
-            offset = builder.add(builder.mul(a_stride, WORD(row)), index)
-            factor = splat(builder, builder.load(place(builder, a, offset, FLOAT), align=4))
-            new_sums += [
-                fused(builder, factor, b_vectors[v], sums[row * vectors + v])
-                for v in range(vectors)
-            ]
-        following = builder.add(index, WORD(1))
-        index.add_incoming(WORD(0), before)
-        index.add_incoming(following, loop)
-        for sum_, start, new in zip(sums, starts, new_sums, strict=True):
-            sum_.add_incoming(start, before)
-            sum_.add_incoming(new, loop)
-        builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
-        builder.position_at_end(after)
-        for spot, value in zip(spots, new_sums, strict=True):
-            builder.store(value, target(*spot), align=4)
+        tile = {"a": a, "a_stride": a_stride, "c": c, "c_stride": c_stride}
+        emit_tile(builder, read_weights, spots, **tile, inner=inner, adds=adds)
 
     return product
 

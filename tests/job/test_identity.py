@@ -77,6 +77,7 @@ OTHERS: dict[str, Any] = {
     "sampling.ignore_eos": True,
     **{f"sampling.columns.{name}": "x" for name in SamplingColumns.model_fields},
     "engine.dtype": "bfloat16",
+    "engine.weight_dtype": "int4",
     "engine.kv_dtype": "int8",
     "engine.attention": "triton",
     "engine.deterministic": False,

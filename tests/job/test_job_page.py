@@ -23,7 +23,7 @@ from jaxpaged.job.timeline import Timeline
 
 HOSTILE = "<script src=x onerror='alert(1)'>\"</pre></svg>\x00\x1b[31m\u202e" + "w" * 5000
 
-_NAMED = ("device", "dtype", "kv_dtype", "implementation", "implementation_reason")
+_NAMED = ("device", "dtype", "weight_dtype", "kv_dtype", "implementation", "implementation_reason")
 _WORKED = {
     "is_deterministic": True,
     "num_blocks": 100,

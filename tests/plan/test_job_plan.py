@@ -239,8 +239,9 @@ def test_a_job_without_rows_has_a_plan(make_spec) -> None:
     assert (plan.paged.steps, plan.seconds) == (0, None)
 
 
-def test_memory_is_that_of_the_loaded_model(make_spec, model) -> None:
-    spec = make_spec(texts(5))
+@pytest.mark.parametrize("weight_dtype", [None, "int8", "int4"])
+def test_memory_is_that_of_the_loaded_model(make_spec, model, weight_dtype: str | None) -> None:
+    spec = make_spec(texts(5), engine={"weight_dtype": weight_dtype})
     plan = job_plan.make(spec, PlanOptions(compiles=True))
     assert plan.memory is not None
     engine = Engine.load(model, spec.engine_config())
@@ -250,6 +251,46 @@ def test_memory_is_that_of_the_loaded_model(make_spec, model) -> None:
     assert plan.memory.temporary.by_compiler
     assert 0 < plan.memory.temporary.forward_bytes < 2**24
     assert plan.memory.process_bytes > 2**26
+
+
+def test_what_quantised_weights_free_goes_to_the_pool(make_spec) -> None:
+    derived = {"num_blocks": None, "max_num_seqs": 2000, "memory_utilization": 1.0}
+    plans = {
+        weight_dtype: job_plan.make(
+            make_spec(texts(5), engine={**derived, "weight_dtype": weight_dtype}),
+            PlanOptions(card=cards.find("60MiB")),
+        )
+        for weight_dtype in (None, "int8", "int4")
+    }
+    held = {}
+    for weight_dtype, plan in plans.items():
+        assert plan.capacity is not None
+        assert plan.memory is not None
+        held[weight_dtype] = plan.capacity.num_bytes + plan.memory.weights_bytes
+        assert plan.target.weight_dtype == weight_dtype or plan.target.dtype
+    pools = [plan.capacity.num_blocks for plan in plans.values() if plan.capacity]
+    assert pools[0] < pools[1] < pools[2]
+    block_bytes = 4 * plans[None].capacity.bytes_per_token  # type: ignore[union-attr]
+    assert max(held.values()) - min(held.values()) <= block_bytes
+    (advised,) = (
+        change
+        for change in advised_changes(make_spec)
+        if change.text.startswith("engine.weight_dtype")
+    )
+    assert advised.text == "engine.weight_dtype: int8"
+
+
+def advised_changes(make_spec):
+    tight = {"num_blocks": None, "max_num_seqs": 20, "memory_utilization": 1.0}
+    spec = make_spec(texts(5), engine=tight)
+    return job_plan.make(spec, PlanOptions(card=cards.find("1MiB"))).changes
+
+
+def test_the_table_names_the_weights(make_spec) -> None:
+    spec = make_spec(texts(5), engine={"weight_dtype": "int4", "dtype": "float32"})
+    console = rich.console.Console(width=120, file=io.StringIO())
+    plan_table.show(job_plan.make(spec, PlanOptions()), console)
+    assert "float32 with linear maps in int4, attention by" in console.file.getvalue()
 
 
 # The command

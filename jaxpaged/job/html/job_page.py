@@ -151,14 +151,22 @@ def _batches(run: RunFacts) -> Iterator[tuple[str, str]]:
         yield "padding", f"{padding:,} token positions, {share:.1%} of what was computed"
 
 
+def _dtypes(engine: Mapping[str, Any]) -> Iterator[str]:
+    dtype, weight_dtype = engine.get("dtype"), engine.get("weight_dtype")
+    yield str(dtype)
+    if weight_dtype not in (None, dtype):
+        yield f"linear maps in {weight_dtype}"
+    if engine.get("kv_dtype"):
+        yield f"KV pool in {engine['kv_dtype']}"
+
+
 def _what_ran(report: JobReport) -> Iterator[tuple[str, str]]:
     run, known = report.run, report.identity
     engine = run.engine
     yield "model", str(report.job.get("model", ""))
     if "device" in engine:
         yield "device", str(engine["device"])
-        kv_dtype = engine.get("kv_dtype")
-        yield "dtype", f"{engine.get('dtype')}" + (f", KV pool in {kv_dtype}" if kv_dtype else "")
+        yield "dtype", ", ".join(_dtypes(engine))
         reason = engine.get("implementation_reason")
         why = f" ({reason})" if reason else ""
         yield "attention", f"{engine.get('implementation')}{why}"

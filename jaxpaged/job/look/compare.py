@@ -19,7 +19,7 @@ from jaxpaged.storage.store import Store
 Subject = Literal["job", "model", "revision", "engine", "version"]
 
 _ENGINE_FACTS = (
-    *("device", "dtype", "kv_dtype", "is_deterministic"),
+    *("device", "dtype", "weight_dtype", "kv_dtype", "is_deterministic"),
     *("implementation", "implementation_reason", "block_size"),
 )
 

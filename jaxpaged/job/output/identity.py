@@ -73,6 +73,7 @@ RESULT_KEYS = frozenset(
         "sampling.columns.bad_words",
         "sampling.columns.logit_bias",
         "engine.dtype",
+        "engine.weight_dtype",
         "engine.kv_dtype",
         "engine.max_model_len",
         "engine.attention",
