@@ -6,7 +6,7 @@ The factors of all adapters of a linear map stand side by side:
     (x A) masked, times B                               becomes zero here
 
 Two narrow products for all rows, whatever adapters are in the batch: no weights are gathered for
-a token, no shape depends on who is there, and what other adapters come to is exactly nothing.
+a token, no shape depends on who is there, and what is not a row's own comes to exactly nothing.
 (arXiv:2106.09685 is the method.)
 """
 

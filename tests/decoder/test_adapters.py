@@ -237,21 +237,18 @@ def test_a_rows_bits_are_its_own(tuned, attention, dtype, cache) -> None:
         deterministic=True,
         prefix_cache=cache,
         max_num_batched_tokens=21,
-        num_blocks=48,
+        num_blocks=28,
         preemption="recompute",
         watermark=0.0,
     )
     plain = dataclasses.replace(
         config, max_num_seqs=1, max_num_batched_tokens=None, prefix_cache=False
     )
-    # Alone: no other adapter is even loaded.
+    engine = Engine.load(found.model, plain, adapters=found.adapters)
     alone: dict[tuple[int, str | None], str] = {}
-    for name in found.merged:
-        mine = {name: found.adapters[name]} if name else {}
-        engine = Engine.load(found.model, plain, adapters=mine)
-        for length in (33, 5, 17, 18):
-            (one,) = complete(engine, [(length, name)])
-            alone[length, name] = bare(one)
+    for row in next(shuffled(found)):
+        (one,) = complete(engine, [row])
+        alone[row] = bare(one)
     assert len(set(alone.values())) == len(alone)
     engine = Engine.load(found.model, config, adapters=found.adapters)
     for rows in shuffled(found):
@@ -259,6 +256,18 @@ def test_a_rows_bits_are_its_own(tuned, attention, dtype, cache) -> None:
         assert [bare(one) for one in together] == [alone[row] for row in rows]
     assert engine.stats.recomputes > 0
     assert (engine.stats.cached_tokens > 0) == cache
+
+
+@pytest.mark.parametrize("attention", ["xla", "llvm"])
+def test_float32_rows_without_an_adapter_have_the_bits_of_a_job_without_any(
+    tuned, attention
+) -> None:
+    found = tuned("qwen2")
+    config = dataclasses.replace(CONFIG, attention=attention, deterministic=True)
+    rows: list[tuple[int, str | None]] = [(33, None), (5, None), (18, None)]
+    plain = complete(Engine.load(found.model, config), rows)
+    engine = Engine.load(found.model, config, adapters=found.adapters)
+    assert list(map(bare, complete(engine, [*rows, (9, "four")])))[:3] == list(map(bare, plain))
 
 
 def test_swapped_rows_and_several_samples_keep_their_adapter(tuned) -> None:
