@@ -26,7 +26,7 @@ from jaxpaged.model.llama import Llama
 from pallas_kernels import weight_format
 
 PROMPTS = [[1, 40, 41, 42], [1, *range(50, 90)], [1]]
-PARAMS = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=0)
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,9 @@ def answers(engine: Engine) -> tuple[list[tuple[int, ...]], np.ndarray]:
     return [completion.token_ids for completion in completions], np.array(logprobs)
 
 
-@pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
-@pytest.mark.parametrize("attention", ["llvm", "xla"])
+@pytest.mark.parametrize(
+    ("weight_dtype", "attention"), [("int8", "llvm"), ("int4", "llvm"), ("int8", "xla")]
+)
 def test_an_engine_gives_what_one_of_the_dequantised_weights_gives(
     folder: pathlib.Path, weight_dtype: WeightDType, attention: Attention
 ) -> None:
@@ -87,16 +88,17 @@ def test_an_engine_gives_what_one_of_the_dequantised_weights_gives(
     if attention == "llvm":
         np.testing.assert_array_equal(logprobs, expected)
     np.testing.assert_allclose(logprobs, expected, atol=2e-5)
-    plain, _ = answers(engine_of(folder, attention=attention))
-    assert (plain == tokens) == (weight_dtype == "int8")
     assert engine.stats.weight_dtype == weight_dtype
     assert f"float32 with linear maps in {weight_dtype}, attention by" in engine.description
+
+
+_logits = jax.jit(unpaged.logits, static_argnums=0)
 
 
 def logits_of(model) -> np.ndarray:
     ids = np.array(PROMPTS[1], np.int32)
     with jax.default_matmul_precision("highest"):
-        return np.asarray(unpaged.logits(*nnx.split(model), ids, np.arange(len(ids))), np.float32)
+        return np.asarray(_logits(*nnx.split(model), ids, np.arange(len(ids))), np.float32)
 
 
 @pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
