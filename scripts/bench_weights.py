@@ -1,100 +1,105 @@
-"""Decode speed with quantised weights against weights as they are, in one process, in turns.
+"""Linear maps by the kernels for CPUs: float32 weights beside int8 and int4, in turns.
 
-Regime: so many sequences decode together, a token each a step. Few are bound by the bandwidth to
-the weights, which is what fewer bits are for; many are bound by arithmetic, which quantising adds
-to. Greedy, end-of-sequence ignored, short prompts.
+Regime: square matrices that together fit no cache, one after the other, as a step goes through a
+model's layers. Few rows (sequences that decode) are bound by the bandwidth to the weights, which is
+what fewer bits are for; many are bound by arithmetic, to which reading fewer bits adds.
 
     python scripts/bench_weights.py
-    python scripts/bench_weights.py --sequences 1 --rounds 9
+    taskset -c 0 python scripts/bench_weights.py --clock cpu     # on a machine that is busy
 
-Baseline: the same engine without `weight_dtype`, in the same round. A figure is the median over the
-rounds of a ratio within a round, with the least and the largest: absolute times of this or another
-machine's day are not compared. Prints a table; the last line is one JSON object.
+Baseline: float32 in the same round. A figure is the median over the rounds of the ratio within a
+round, with the least and the largest. With `--clock cpu` times are those that the process had the
+processor for, which count one thread only if it has one processor. Prints a table; the last line is
+one JSON object.
 """
 
 import json
 import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
 
 import bench_environment
 import click
-import quality_text
+import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxpaged import Engine, EngineConfig, SamplingParams
-from jaxpaged.config import DType, WeightDType
+import pallas_kernels
+from pallas_kernels import WeightDType, weight_format
 
-FORMATS: dict[str, WeightDType | None] = {"plain": None, "int8": "int8", "int4": "int4"}
-PROMPT_TOKENS = 16
+FORMATS: tuple[WeightDType, ...] = ("int8", "int4")
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+Map = Callable[[jax.Array, int], jax.Array]
+"""Of rows, by the matrix with that number."""
 
 
-def decode_seconds(engine: Engine, sequences: int, new_tokens: int) -> float:
-    """Seconds of a step that decodes a token for each sequence."""
-    before = engine.stats.decode_seconds, engine.stats.decode_tokens
-    prompts = [[10 + index] * PROMPT_TOKENS for index in range(sequences)]
-    engine.generate(prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
-    tokens = engine.stats.decode_tokens - before[1]
-    return (engine.stats.decode_seconds - before[0]) / tokens * sequences
+def maps(width: int, layers: int) -> dict[str, Map]:
+    """The same linear maps by each format."""
+    random = np.random.default_rng(0)
+    kernels = random.standard_normal((layers, width, width)).astype(np.float32)
+    linear = jax.jit(pallas_kernels.linear, static_argnames="width")
+    quantized_linear = jax.jit(pallas_kernels.quantized_linear, static_argnames="width")
+    panels = jnp.asarray(pallas_kernels.pack(kernels))
+
+    def by(function: Callable[..., jax.Array], weights: object) -> Map:
+        return lambda x, layer: function(
+            x, weights, layer=jnp.int32(layer), num_rows=jnp.int32(x.shape[0]), width=width
+        )
+
+    found = {"float32": by(linear, panels)}
+    for weight_dtype in FORMATS:
+        packed = pallas_kernels.pack_quantized(weight_format.quantize(kernels, weight_dtype))
+        found[weight_dtype] = by(quantized_linear, jax.tree.map(jnp.asarray, packed))
+    return found
 
 
 @click.command()
-@click.option("--model", default=quality_text.PACKAGED_MODEL, show_default=True)
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
-@click.option("--sequences", multiple=True, type=click.IntRange(1), default=(1, 2, 4, 8, 16, 64))
-@click.option("--new-tokens", type=click.IntRange(2), default=32, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
-def main(
-    model: str, dtype: DType, sequences: tuple[int, ...], new_tokens: int, rounds: int
-) -> None:
-    """Measure decode steps with quantised weights.
+@click.option("--width", type=click.IntRange(1), default=2048, show_default=True)
+@click.option("--layers", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--clock", type=click.Choice(list(CLOCKS)), default="wall", show_default=True)
+def main(width: int, layers: int, rounds: int, clock: Literal["wall", "cpu"]) -> None:
+    """Measure linear maps by weights of few bits.
 
-    Example: python scripts/bench_weights.py --sequences 1 --rounds 9
+    Example: python scripts/bench_weights.py --rounds 5
     """
-    environment = bench_environment.describe()
-    length = PROMPT_TOKENS + new_tokens
-    engines = {
-        name: Engine.load(
-            model,
-            EngineConfig(
-                dtype=dtype,
-                weight_dtype=weight_dtype,
-                max_model_len=length,
-                max_num_seqs=max(sequences),
-                prefix_cache=False,
-            ),
-        )
-        for name, weight_dtype in FORMATS.items()
-    }
-    table = Table(title=f"a decode step of {dtype} weights over one of quantised weights")
-    table.add_column("sequences", justify="right")
-    table.add_column("plain ms", justify="right")
-    for name in list(FORMATS)[1:]:
-        table.add_column(f"{name} (least to largest)", justify="right")
+    now = CLOCKS[clock]
+    found = maps(width, layers)
+    table = Table(
+        title=f"time of float32 over that of few bits, {layers} maps of {width:,} squared"
+    )
+    for name in ("rows", "float32 ms", *(f"{name} (least to largest)" for name in FORMATS)):
+        table.add_column(name, justify="right")
     figures = []
-    for count in sequences:
-        times: dict[str, list[float]] = {name: [] for name in FORMATS}
+    for num_rows in (1, 2, 4, 8, 16, 32, 64, 96):
+        x = jnp.ones((num_rows, width), jnp.float32)
+        times: dict[str, list[float]] = {name: [] for name in found}
         for round_number in range(rounds + 1):
-            for name, engine in engines.items():
-                seconds = decode_seconds(engine, count, new_tokens)
-                # In the first round steps are compiled.
+            for name, function in found.items():
+                started = now()
+                for layer in range(layers):
+                    function(x, layer).block_until_ready()
+                # In the first round they are compiled.
                 if round_number:
-                    times[name].append(seconds)
-        plain = times.pop("plain")
+                    times[name].append((now() - started) / layers)
+        plain = times.pop("float32")
         ratios = {
             name: sorted(base / own for base, own in zip(plain, taken, strict=True))
             for name, taken in times.items()
         }
-        table.add_row(
-            str(count),
-            f"{statistics.median(plain) * 1000:.1f}",
-            *(
-                f"{statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
-                for found in ratios.values()
-            ),
+        shown = (
+            f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
+            for each in ratios.values()
         )
-        figures.append({"sequences": count, "plain_seconds": plain, "ratios": ratios})
+        table.add_row(str(num_rows), f"{statistics.median(plain) * 1000:.2f}", *shown)
+        figures.append({"rows": num_rows, "float32_seconds": plain, "ratios": ratios})
     Console(width=110).print(table)
-    settings = {"model": model, "dtype": dtype, "new_tokens": new_tokens, "rounds": rounds}
+    settings = {"width": width, "layers": layers, "rounds": rounds, "clock": clock}
+    environment = bench_environment.describe()
     print(json.dumps({"benchmark": "weights", **environment, **settings, "figures": figures}))
 
 

@@ -80,9 +80,6 @@ def _changes(now: Situation) -> Iterator[Change]:
         # Of weights in few bits little is left to be halved.
         if config.weight_dtype is None:
             yield _change(halved, "engine.dtype: bfloat16")
-    if now.narrow_weights_bytes is not None:
-        narrow = dataclasses.replace(now, weights_bytes=now.narrow_weights_bytes)
-        yield _change(narrow, "engine.weight_dtype: int8")
     length = -(-max(2, now.longest) // config.block_size) * config.block_size
     if length < now.max_model_len:
         yield _change(
@@ -95,6 +92,9 @@ def _changes(now: Situation) -> Iterator[Change]:
         halved = dataclasses.replace(config, max_num_seqs=-(-config.max_num_seqs // 2))
         # Fewer lanes take less temporary memory, and need fewer blocks.
         yield _change(now, f"engine.max_num_seqs: {halved.max_num_seqs}", config=halved)
+    if now.narrow_weights_bytes is not None:
+        narrow = dataclasses.replace(now, weights_bytes=now.narrow_weights_bytes)
+        yield _change(narrow, "engine.weight_dtype: int8")
     # Kernels that are asked for by name may not have the narrow format.
     is_free = now.config.attention in ("auto", "xla")
     if is_free and now.kv_dtype in ("float32", "bfloat16", "float16"):

@@ -26,7 +26,7 @@ from jaxpaged.model.llama import Llama
 from pallas_kernels import weight_format
 
 PROMPTS = [[1, 40, 41, 42], [1, *range(50, 90)], [1]]
-PARAMS = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=0)
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,9 @@ def answers(engine: Engine) -> tuple[list[tuple[int, ...]], np.ndarray]:
     return [completion.token_ids for completion in completions], np.array(logprobs)
 
 
-@pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
-@pytest.mark.parametrize("attention", ["llvm", "xla"])
+@pytest.mark.parametrize(
+    ("weight_dtype", "attention"), [("int8", "llvm"), ("int4", "llvm"), ("int8", "xla")]
+)
 def test_an_engine_gives_what_one_of_the_dequantised_weights_gives(
     folder: pathlib.Path, weight_dtype: WeightDType, attention: Attention
 ) -> None:
@@ -87,16 +88,17 @@ def test_an_engine_gives_what_one_of_the_dequantised_weights_gives(
     if attention == "llvm":
         np.testing.assert_array_equal(logprobs, expected)
     np.testing.assert_allclose(logprobs, expected, atol=2e-5)
-    plain, _ = answers(engine_of(folder, attention=attention))
-    assert (plain == tokens) == (weight_dtype == "int8")
     assert engine.stats.weight_dtype == weight_dtype
     assert f"float32 with linear maps in {weight_dtype}, attention by" in engine.description
+
+
+_logits = jax.jit(unpaged.logits, static_argnums=0)
 
 
 def logits_of(model) -> np.ndarray:
     ids = np.array(PROMPTS[1], np.int32)
     with jax.default_matmul_precision("highest"):
-        return np.asarray(unpaged.logits(*nnx.split(model), ids, np.arange(len(ids))), np.float32)
+        return np.asarray(_logits(*nnx.split(model), ids, np.arange(len(ids))), np.float32)
 
 
 @pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
@@ -156,16 +158,15 @@ class Watched:
         self.path = checkpoint.path
         self.most_alive = 0
         self._checkpoint = checkpoint
-        self._alive: weakref.WeakSet[np.ndarray] = weakref.WeakSet()
+        self._read: list[weakref.ref[np.ndarray]] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._checkpoint, name)
 
     def tensor(self, name: str) -> np.ndarray:
         tensor = np.array(self._checkpoint.tensor(name))
-        self._alive = {ref for ref in self._alive if ref() is not None}  # type: ignore[assignment]
-        self._alive.add(weakref.ref(tensor))
-        self.most_alive = max(self.most_alive, len(self._alive))
+        self._read.append(weakref.ref(tensor))
+        self.most_alive = max(self.most_alive, sum(ref() is not None for ref in self._read))
         return tensor
 
 
@@ -235,8 +236,3 @@ def test_routed_experts_are_refused_by_name(folder: pathlib.Path) -> None:
     assert limits.weight_dtype(EngineConfig(), config) is None
     with pytest.raises(ValueError, match="routed experts have no maps of few bits"):
         Llama(config, dtype=jnp.dtype(jnp.float32), layer_loop="scan", weight_dtype="int4")
-
-
-def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.weight_dtype must be one of int8, int4"):
-        EngineConfig(weight_dtype="int2")  # type: ignore[arg-type]

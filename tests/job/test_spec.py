@@ -226,6 +226,7 @@ def test_empty_sections_and_null_stops_mean_the_defaults(write_job):
         ),
         ("sampling: {columns: {logprobs: x}}", r"sampling.columns.logprobs: unknown key; it belo"),
         ("sampling: {columns: {top_p: 5}}", r"sampling.columns.top_p: expected text, found 5"),
+        ("engine: {weight_dtype: int5}", r"engine.weight_dtype: .* found 'int5'"),
         ("engine: {kv_dtype: int5}", r"engine.kv_dtype: .* found 'int5'; did you mean int8\?"),
         ("engine: {preemption: swop}", r"engine.preemption: .* found 'swop'; did you mean swap\?"),
         ("engine: {swap_space: -1}", r"engine.swap_space: must be from 0 to 1,000,000 GiB, got -1"),
