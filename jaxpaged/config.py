@@ -67,6 +67,8 @@ class EngineConfig:
             serve the model, on a GPU those of Triton.
         deterministic: The same row gives the same bytes whatever else is in its batches; None is
             true on CPU and false elsewhere.
+        rope: Another rotation than the model's own, for longer sequences: the keys of
+            `rope_parameters` in a config.json; None leaves it alone.
         compilation_cache: Keep compiled programs in the user's cache folder, unless JAX was given
             a folder for them.
         seed: The job's seed.
@@ -91,6 +93,7 @@ class EngineConfig:
     swap_space: float = 2.0
     attention: Attention = "auto"
     deterministic: bool | None = None
+    rope: Mapping[str, object] | None = None
     compilation_cache: bool = True
     seed: int = 0
 

@@ -21,6 +21,7 @@ from jaxpaged.job import versions
 from jaxpaged.model import source
 from jaxpaged.model.checkpoint import (
     Checkpoint,
+    folder_tokenizer,
     members,
     open_checkpoint,
     orbax_arrays,
@@ -36,7 +37,7 @@ from jaxpaged.model.checkpoint.orbax_index import (
 from jaxpaged.storage.disk import Disk
 
 # What beside the weights belongs to a model in Hugging Face layout: small, and no code.
-_TEXT_FILES = ("*.json", "*.jinja")
+_TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 _ENDING = ".unfinished"
 
@@ -141,6 +142,10 @@ def _write_texts(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
             found = members.member(checkpoint.path, path.name)
             if found is not None and path.name != MARKER and ".index." not in path.name:
                 (folder / path.name).write_bytes(members.read_bytes(found))
+    for path in folder_tokenizer.template_files(checkpoint.path).values():
+        if path.parent != checkpoint.path:
+            (folder / path.parent.name).mkdir(exist_ok=True)
+            (folder / path.parent.name / path.name).write_bytes(members.read_bytes(path))
 
 
 def _write_arrays(

@@ -70,6 +70,8 @@ class SamplingParams:
         stop: Strings that end the completion; the text is cut before the match.
         stop_token_ids: Tokens that end the completion, besides the model's end-of-sequence set.
         include_stop: Keep the matched stop string in the text.
+        stop_after: Stop strings count only behind this text, which the completion has to write or
+            the prompt to end with; None counts them anywhere.
         min_tokens: End-of-sequence and stop tokens cannot be sampled before this many tokens,
             and stop strings are not looked for.
         ignore_eos: The model's end-of-sequence tokens do not end the completion.
@@ -108,6 +110,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
+    stop_after: str | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     typical_p: float = 1.0
@@ -181,6 +184,7 @@ class SamplingParams:
             ("stop", all(self.stop), "non-empty strings"),
             ("stop_token_ids", all(0 <= t < _INT32 for t in self.stop_token_ids), "token ids"),
             ("logit_bias", all(map(_is_bias, self.logit_bias)), "token ids with finite numbers"),
+            ("stop_after", self.stop_after != "", "a non-empty text"),
             ("bad_words", all(self.bad_words), "non-empty strings"),
             ("early_stopping", self.early_stopping in (True, False, "never"), "true, false, never"),
         )
@@ -194,6 +198,8 @@ class SamplingParams:
         if self.temperature > 0 or self.best_of is not None:
             name = "temperature" if self.temperature > 0 else "best_of"
             raise ConfigError(f"beam_width and {name} exclude each other; leave one of them out")
+        if self.stop_after is not None:
+            raise ConfigError("beam_width and stop_after exclude each other; leave one of them out")
 
 
 def _is_bias(pair: tuple[int, float]) -> bool:

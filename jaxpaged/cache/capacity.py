@@ -63,6 +63,31 @@ class PoolCapacity:
         """Bytes of the pool."""
         return self.num_tokens * self.bytes_per_token
 
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """Bytes of the blocks of one sequence of `num_tokens` tokens."""
+        return blocks_for(num_tokens, self.block_size) * self.block_size * self.bytes_per_token
+
     def concurrent(self, num_tokens: int) -> int:
         """How many sequences of `num_tokens` tokens fit at the same time."""
         return self.num_blocks // blocks_for(num_tokens, self.block_size)
+
+
+def longer_sequences(before: int, after: int, *, pool: PoolCapacity, is_sized: bool = True) -> str:
+    """What it costs that sequences grow longer than a model was made for.
+
+    Args:
+        before: Tokens of the longest sequence that the model was made for.
+        after: Tokens of the longest sequence now.
+        pool: What holds their keys and values.
+        is_sized: How many blocks the pool has is known.
+    """
+    blocks = [blocks_for(tokens, pool.block_size) for tokens in (before, after)]
+    sizes = [f"{pool.sequence_bytes(tokens) / 2**20:,.1f} MiB" for tokens in (before, after)]
+    text = (
+        f"engine.rope: sequences of {after:,} tokens in a model made for {before:,}: one takes up "
+        f"to {blocks[1]:,} blocks ({sizes[1]}) instead of {blocks[0]:,} ({sizes[0]})"
+    )
+    if is_sized:
+        fit = [pool.concurrent(tokens) for tokens in (before, after)]
+        text += f"; {fit[1]:,} of them fit the pool at once instead of {fit[0]:,}"
+    return f"{text}. What the model says there was not trained: look at it"

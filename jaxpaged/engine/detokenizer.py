@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from jaxpaged.model.byte_characters import BYTES
+
 # Enough tokens in front for a tokenizer to decide about the space before the first new one.
 _LEAD = 4
 # A character has at most four bytes: a part of one has at most three, of a token each or fewer.
@@ -110,23 +112,11 @@ class Detokenizer:
         self._read -= begin
 
 
-def _byte_characters() -> dict[str, int]:
-    """The bytes behind the characters of a byte-level vocabulary, as GPT-2 assigned them."""
-    as_themselves = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(0x100) if byte not in as_themselves]
-    return {chr(byte): byte for byte in as_themselves} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
-    }
-
-
-_BYTES = _byte_characters()
-
-
 def _token_bytes(text: str) -> bytes:
     """The bytes of a token, where decoding has shown that it is not plain text."""
     fallback = _BYTE_FALLBACK.fullmatch(text)
     if fallback is not None:
         return bytes.fromhex(fallback[1])
-    if all(character in _BYTES for character in text):
-        return bytes(_BYTES[character] for character in text)
+    if all(character in BYTES for character in text):
+        return bytes(BYTES[character] for character in text)
     return text.encode()

@@ -12,6 +12,7 @@ import pathlib
 import jax.numpy as jnp
 
 from jaxpaged.cache.block_manager import BlockManager
+from jaxpaged.cache.capacity import longer_sequences
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import (
     attention,
@@ -26,6 +27,7 @@ from jaxpaged.engine.admission import Admission
 from jaxpaged.engine.batch import max_decodes
 from jaxpaged.engine.beam_group import BeamGroup
 from jaxpaged.engine.device import Device, Place
+from jaxpaged.engine.limits import Limits
 from jaxpaged.engine.model_runner import ModelRunner
 from jaxpaged.engine.runner import Flight, RunnerMaker, StepResult
 from jaxpaged.engine.sample_group import SampleGroup
@@ -34,7 +36,7 @@ from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_clock import StepClock
 from jaxpaged.errors import ConfigError
 from jaxpaged.model import adapters as adapters_module
-from jaxpaged.model import weights
+from jaxpaged.model import config_stretch, weights
 from jaxpaged.model.checkpoint import open_checkpoint
 from jaxpaged.model.checkpoint.adapter import open_adapters
 from jaxpaged.model.config import ModelConfig
@@ -85,6 +87,7 @@ class Engine:
             config, model, device=place.device, available=place.available_bytes
         )
         self.max_model_len = self.limits.max_model_len
+        self.model_max_len = model.config.own_longest or model.config.max_len
         self.capacity = self.limits.capacity
         num_blocks, block_size = self.capacity.num_blocks, self.capacity.block_size
         is_static = config.reservation == "static"
@@ -131,6 +134,7 @@ class Engine:
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=self.max_model_len,
+            model_max_len=self.model_max_len,
             max_num_seqs=config.max_num_seqs,
             token_budget=self.limits.token_budget,
         )
@@ -156,7 +160,9 @@ class Engine:
             ConfigError: A setting does not suit the model.
             CapacityError: Weights or pool cannot fit into memory.
         """
-        return cls(*load_model(model, config or EngineConfig(), adapters))
+        engine = cls(*load_model(model, config or EngineConfig(), adapters))
+        _tell_rope(engine)
+        return engine
 
     @property
     def description(self) -> str:
@@ -428,19 +434,38 @@ def load_model(
         weight_dtype=weight_dtype,
         available=memory.available_bytes(),
     )
-    length = limits.max_model_len(config, checkpoint.config)
-    _tell_long_factors(checkpoint.config, length)
+    shape = config_stretch.stretched(checkpoint.config, config.rope)
+    length = limits.max_model_len(config, shape)
+    _tell_long_factors(shape, length)
     with out_of_memory.told("loading the weights", ["end what else takes memory of the device"]):
         decoder = weights.load(
             checkpoint,
             dtype=jnp.dtype(dtype),
             layer_loop=layer_loop(place),
-            attention=attention.choose(config, checkpoint.config, device=place).implementation,
+            attention=attention.choose(config, shape, device=place).implementation,
             weight_dtype=weight_dtype,
             max_model_len=length,
+            rope=config.rope,
         )
         adapters_module.load(decoder, opened)
     return decoder, checkpoint.tokenizer(), dataclasses.replace(config, dtype=dtype)
+
+
+def stretch_warning(resolved: Limits, model_max_len: int) -> str | None:
+    """What sequences longer than the model was made for cost; None if they are no longer."""
+    if resolved.max_model_len <= model_max_len:
+        return None
+    return longer_sequences(model_max_len, resolved.max_model_len, pool=resolved.capacity)
+
+
+def _tell_rope(engine: Engine) -> None:
+    if engine.config.rope is None:
+        return
+    unneeded = (
+        "engine.rope changes what the model computes for every row, though sequences are no longer "
+        f"than the {engine.model_max_len:,} tokens it was made for"
+    )
+    _log.warning("%s", stretch_warning(engine.limits, engine.model_max_len) or unneeded)
 
 
 def _tell_long_factors(model: ModelConfig, length: int) -> None:

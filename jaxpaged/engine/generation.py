@@ -26,6 +26,9 @@ class Generation:
         self._seed = seed
         self._detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids)
         self._logprobs: list[TokenLogprob] = []
+        # Where in the text stop strings begin to count; None until the marker was written.
+        is_behind = stopping.is_behind_marker(rule, sequence.request.prompt_ids, tokenizer)
+        self._stops_begin = 0 if is_behind else None
 
     def take(self, token: int, logprob: TokenLogprob | None = None) -> Completion | None:
         """Appends a sampled token; the completion if that ended it.
@@ -44,21 +47,42 @@ class Generation:
         sequence.token_ids.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
-        if token in self._rule.token_ids:
+        if token in self._rule.token_ids and not self._is_too_early(token):
             return self._end("stop", self._rule.token_ids[token], self._included(token))
         completion = self._stopped_by_string(self._detokenizer.append(token))
+        if token == self._rule.after_id and self._stops_begin is None:
+            self._stops_begin = len(self._detokenizer.text)
         if completion is None and sequence.num_output >= sequence.max_tokens:
             return self._end("length", sequence.limit_reason)
         return completion
 
     def _stopped_by_string(self, new: str) -> Completion | None:
         """The completion if `new`, the last of the text, completed a stop string."""
+        self._look_for_marker(len(new))
+        if self._stops_begin is None:
+            return None
         if not new or self.sequence.num_output <= self.sequence.request.params.min_tokens:
             return None
-        match = stopping.find_stop(self._detokenizer.text, len(new), self._rule)
+        match = stopping.find_stop(
+            self._detokenizer.text, len(new), self._rule, begin=self._stops_begin
+        )
         if match is None:
             return None
         return self._completion(self._detokenizer.text[: match.end], "stop", match.string)
+
+    def _look_for_marker(self, num_new: int) -> None:
+        """Notes where the text ends behind which stop strings count, once that is written."""
+        marker = self._rule.after
+        if self._stops_begin is not None or marker is None:
+            return
+        text = self._detokenizer.text
+        at = text.find(marker, max(0, len(text) - num_new - len(marker) + 1))
+        if at >= 0:
+            self._stops_begin = at + len(marker)
+
+    def _is_too_early(self, token: int) -> bool:
+        """Whether the token is a stop string that does not count yet."""
+        return self._stops_begin is None and token in self._rule.late_ids
 
     def _included(self, token: int) -> str:
         """What a stop token adds to the text: the stop string it is, if that is asked for."""

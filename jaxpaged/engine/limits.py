@@ -11,6 +11,7 @@ from jaxpaged.engine.batch import ROW_TILE, BatchShapes, batch_shapes, max_decod
 from jaxpaged.engine.device import Device
 from jaxpaged.engine.shortage import shortage, size
 from jaxpaged.errors import CapacityError, ConfigError
+from jaxpaged.model import config_stretch
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.llama import Llama
 from jaxpaged.scheduler.preemption import SwapSpace
@@ -108,13 +109,8 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     Raises:
         ConfigError: More than the model was made for, or less than one block.
     """
-    limit = model.max_position_embeddings
-    length = config.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
-    if length > limit:
-        raise ConfigError(
-            f"engine.max_model_len is {length}, the model was made for at most {limit} tokens; "
-            "use a smaller value"
-        )
+    length = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    config_stretch.check_length(length, model)
     if config.block_size > length:
         raise ConfigError(
             f"engine.block_size is {config.block_size}, a sequence has at most {length} tokens; "

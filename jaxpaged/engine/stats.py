@@ -29,6 +29,8 @@ class EngineStats:
         num_blocks: Blocks of the pool.
         block_size: Tokens per block.
         max_model_len: Most tokens of a sequence.
+        model_max_len: What the model's own rotation is made for; less than the former only where
+            `engine.rope` stretches it.
         max_num_seqs: Most sequences that run at once.
         token_budget: Most tokens of a step.
         steps: Steps run.
@@ -73,6 +75,7 @@ class EngineStats:
     num_blocks: int
     block_size: int
     max_model_len: int
+    model_max_len: int
     max_num_seqs: int
     token_budget: int
     steps: int = 0

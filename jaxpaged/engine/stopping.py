@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+from collections.abc import Sequence
 
 from jaxpaged.model.tokenizer import Tokenizer
 from jaxpaged.request import SamplingParams
@@ -17,6 +18,9 @@ class StopRule:
         strings: Stop strings to look for in the text.
         include_stop: Keep the stop string in the text.
         bad_word_ids: The token sequences that must not be sampled.
+        after: The text behind which stop strings begin to count; None where they always do.
+        after_id: The special token that it is, which is no part of the text; None if it is none.
+        late_ids: Those of `token_ids` that are stop strings and wait for it, too.
     """
 
     token_ids: dict[int, str]
@@ -24,6 +28,9 @@ class StopRule:
     strings: tuple[str, ...]
     include_stop: bool
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    after: str | None = None
+    after_id: int | None = None
+    late_ids: frozenset[int] = frozenset()
 
 
 def stop_rule(params: SamplingParams, tokenizer: Tokenizer) -> StopRule:
@@ -42,7 +49,24 @@ def stop_rule(params: SamplingParams, tokenizer: Tokenizer) -> StopRule:
         strings=params.stop,
         include_stop=params.include_stop,
         bad_word_ids=tuple(_bad_word_ids(params.bad_words, tokenizer)),
+        after=params.stop_after,
+        after_id=known.get(params.stop_after or ""),
+        late_ids=frozenset(special.keys() - ids.keys()) if params.stop_after else frozenset(),
     )
+
+
+def is_behind_marker(rule: StopRule, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether stop strings count from the first token on.
+
+    So it is where no text has to come before them, or where that is what the prompt ends with but
+    for white space: a template that is told not to think writes an empty thought itself.
+    """
+    if rule.after is None:
+        return True
+    # A character has at least one token or a share of one; white space behind may have more.
+    last = prompt_ids[-len(rule.after.encode()) - 16 :]
+    text = tokenizer.decode(last, skip_special_tokens=False)
+    return text.rstrip().endswith(rule.after.rstrip())
 
 
 def _bad_word_ids(
@@ -62,14 +86,15 @@ class Match:
     end: int
 
 
-def find_stop(text: str, num_new: int, rule: StopRule) -> Match | None:
+def find_stop(text: str, num_new: int, rule: StopRule, *, begin: int = 0) -> Match | None:
     """The earliest stop string that the last `num_new` characters of the text completed.
 
-    Of two that begin at the same place the longer one wins.
+    Of two that begin at the same place the longer one wins. What is in front of `begin` is no
+    part of any.
     """
     found: list[tuple[int, int, str]] = []
     for string in rule.strings:
-        at = text.find(string, max(0, len(text) - num_new - len(string) + 1))
+        at = text.find(string, max(begin, len(text) - num_new - len(string) + 1))
         if at >= 0:
             found.append((at, -len(string), string))
     if not found:

@@ -83,6 +83,7 @@ class Feeder:
         num_skipped: Those of them that were passed over, as the job wants it.
         outcomes: All rows by how they ended.
         num_special: Rows so far whose text reads like a special token.
+        num_answered: Chats so far that end in a message of the assistant, not to be continued.
         first_errors: The first of the errors, as address and code.
         slow_rows: The rows that were with the engine longest.
     """
@@ -120,6 +121,7 @@ class Feeder:
         self.num_skipped = 0
         self.outcomes = outcomes.zeros()
         self.num_special = 0
+        self.num_answered = 0
         self.first_errors: list[str] = []
         self.slow_rows = SlowRows()
 
@@ -195,6 +197,7 @@ class Feeder:
             self._finish(row.number, self._faulty(row, fault), row.place)
             return
         self.num_special += prompt.has_special_text
+        self.num_answered += prompt.ends_in_answer
         pending = self._remember(row, prompt)
         found = self._found(pending)
         if found is not None:

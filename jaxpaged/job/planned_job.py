@@ -13,13 +13,16 @@ from jaxpaged.job.input import input_files, input_plan
 from jaxpaged.job.input.input_plan import InputPlan
 from jaxpaged.job.output import history, identity, output_view, part_file
 from jaxpaged.job.output.history import History, JobRecord
+from jaxpaged.job.prompt import chosen_template
 from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
 from jaxpaged.job.prompt.prompts import PromptBuilder
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.job.units import Units
+from jaxpaged.model import config_stretch
 from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
 from jaxpaged.model.checkpoint.adapter import Adapter, open_adapters
 from jaxpaged.model.checkpoint.tensors import check_tensors
+from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.source import Source, resolve
 from jaxpaged.storage import access
 from jaxpaged.storage.disk import Disk
@@ -66,6 +69,15 @@ class PlannedJob:
         return self.spec.engine.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
 
     @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration, with the rotation that the job asks for.
+
+        Raises:
+            ConfigError: There is no such rotation.
+        """
+        return config_stretch.stretched(self.checkpoint.config, self.spec.engine_config().rope)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the output folder holds all parts of this very job."""
         return output_view.is_finished(self.store, self.history, self.units)
@@ -89,16 +101,12 @@ class PlannedJob:
         """Finds what the engine would refuse, without reading weights.
 
         Raises:
-            ConfigError: `engine.max_model_len` is above the model's limit, or `sampling` names a
-                token that the model does not have.
+            ConfigError: `engine.max_model_len` is above the model's limit, `engine.rope` is not
+                right, or `sampling` names a token that the model does not have.
             CheckpointError: The weights are missing, or not those of the configuration.
         """
-        config, path = self.checkpoint.config, self.checkpoint.path
-        if self.max_model_len > config.max_position_embeddings:
-            raise ConfigError(
-                f"engine.max_model_len is {self.max_model_len}, the model was made for at most "
-                f"{config.max_position_embeddings} tokens; use a smaller value"
-            )
+        config, path = self.model_config, self.checkpoint.path
+        config_stretch.check_length(self.max_model_len, config)
         sampling = self.spec.sampling
         biased = tuple(token_id for token_id, _ in sampling.logit_bias)
         for key, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
@@ -161,7 +169,7 @@ def plan(
     source = resolve(spec.model, note=note)
     checkpoint = open_checkpoint(source.path)
     adapters = open_adapters(spec.adapters or {}, checkpoint.config)
-    model = _model(checkpoint, seen, options)
+    model = _model(spec, checkpoint, seen, options)
     model |= {f"adapter {name}": adapter.digest for name, adapter in adapters.items()}
     record = _record(spec, inputs, columns_plan, source=source, model=model)
     try:
@@ -247,9 +255,14 @@ def _history(seen: History | None, record: JobRecord, *, store: Store, extends: 
     return seen.followed_by(seen.extension(added)) if added else seen
 
 
-def _model(checkpoint: Checkpoint, seen: History | None, options: RunOptions) -> dict[str, str]:
+def _model(
+    spec: JobSpec, checkpoint: Checkpoint, seen: History | None, options: RunOptions
+) -> dict[str, str]:
     """The model's fingerprint; of all bytes if that is wanted now or was when the job began."""
     model = dict(checkpoint.fingerprint())
+    if spec.input.chat_template is not None:
+        # What is chosen counts, whatever else the model has.
+        model["chat_template"] = chosen_template.digest(spec.input, checkpoint.chat_templates())
     was_verified = seen is not None and _ALL_WEIGHTS in seen.job.model
     if options.verifies_weights and seen is not None and not was_verified:
         raise IdentityError(

@@ -6,11 +6,12 @@ Holds addresses of rows and never their text, but for the samples, which stay ou
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pydantic
 
+from jaxpaged.cache.capacity import blocks_for
 from jaxpaged.job.feeder import Sample
 from jaxpaged.job.slow_rows import SlowRow
 from jaxpaged.job.spec import JobSpec
@@ -112,6 +113,8 @@ class RunFacts:
         row_errors: Failed rows among both.
         rows_skipped: Rows among both that were passed over.
         rows_with_special_text: Those whose text reads like a special token.
+        rows_ending_in_answer: Chats that end in a message of the assistant, which was taken as
+            finished.
         load_seconds: Until the engine was ready.
         seconds: From the first row to the last.
         pool: The engine's own description of its pool.
@@ -131,6 +134,7 @@ class RunFacts:
     row_errors: int = 0
     rows_skipped: int = 0
     rows_with_special_text: int = 0
+    rows_ending_in_answer: int = 0
     load_seconds: float = 0.0
     seconds: float = 0.0
     pool: str = ""
@@ -269,7 +273,29 @@ def warnings(
             f"{run.rows_with_special_text:,} rows hold text that reads like a special token; it "
             f"was taken as {treatment} (input.allow_special_tokens)"
         )
+    stretch = _stretch(run.engine)
+    if stretch is not None:
+        found.append(stretch)
+    if run.rows_ending_in_answer:
+        found.append(
+            f"{run.rows_ending_in_answer:,} chats end in a message of the assistant; it was taken "
+            "as finished, and another one follows (input.continue_final_message: true continues it)"
+        )
     return tuple(found)
+
+
+def _stretch(engine: Mapping[str, Any]) -> str | None:
+    """What it costs that sequences are longer than the model was made for, if they are."""
+    before, after = engine.get("model_max_len"), engine.get("max_model_len")
+    if before is None or after is None or after <= before:
+        return None
+    needed = [blocks_for(tokens, engine["block_size"]) for tokens in (before, after)]
+    fit = [engine["num_blocks"] // blocks for blocks in needed]
+    return (
+        f"engine.rope: sequences of {after:,} tokens in a model made for {before:,}; a sequence "
+        f"takes up to {needed[1]:,} blocks instead of {needed[0]:,}, and {fit[1]:,} of them fit "
+        f"the pool at once instead of {fit[0]:,}"
+    )
 
 
 def notes(output: OutputFacts, *, unused_columns: Sequence[str]) -> tuple[str, ...]:

@@ -129,6 +129,7 @@ class Run:
                 row_errors=feeder.num_errors,
                 rows_skipped=feeder.num_skipped,
                 rows_with_special_text=feeder.num_special,
+                rows_ending_in_answer=feeder.num_answered,
                 load_seconds=loaded - started,
                 seconds=time.perf_counter() - loaded,
                 pool=engine.description,

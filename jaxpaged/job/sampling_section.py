@@ -106,6 +106,7 @@ class SamplingSpec(Section):
     stop: _Words = ()
     stop_token_ids: _StopTokens = ()
     include_stop: bool = False
+    stop_after: str | None = Field(default=None, json_schema_extra={"minLength": 1})
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -180,6 +181,7 @@ class SamplingSpec(Section):
             "best_of": self.best_of is not None,
             "temperature": self.temperature > 0,
             "columns.temperature": self.columns.temperature is not None,
+            "stop_after": self.stop_after is not None,
         }
         for name, is_set in others.items():
             if is_set:

@@ -43,6 +43,11 @@ def score(metric: MetricName, completion: str, reference: object) -> bool | None
     return None if reference is None else _METRICS[metric](completion, _as_text(reference))
 
 
+def answer(completion: str, marker: str | None) -> str:
+    """What of a completion is its answer: the text behind the last marker, if there is one."""
+    return completion if marker is None else completion.rpartition(marker)[2]
+
+
 def exact_match(completion: str, reference: str) -> bool | None:
     """See the module."""
     wanted = _normal(reference)

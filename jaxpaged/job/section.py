@@ -1,5 +1,6 @@
 """What all sections of a job file have in common: strictness, and checks by who owns a range."""
 
+import math
 from typing import Annotated, Any
 
 import pydantic
@@ -30,6 +31,24 @@ class Section(pydantic.BaseModel):
 def empty_if_null(value: object) -> object:
     """The value of a group of keys that has defaults: YAML's empty group is null."""
     return {} if value is None else value
+
+
+def check_json(value: Any) -> Any:  # noqa: ANN401
+    """`value` itself, once it is known to be made of what JSON has."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"expected names of variables, found {key!r}")
+            check_json(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_json(item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a number that JSON knows, found {value!r}")
+    elif value is not None and not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise ValueError(f"expected texts, numbers, truth values, lists and maps, found a {kind}")
+    return value
 
 
 def check_by(owner: type, value: object, name: str | None) -> object:

@@ -4,13 +4,14 @@ The ranges of the engine's numbers live in `EngineConfig`; here they are only as
 of the files the paths lead to.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from jaxpaged.config import Attention, DType, EngineConfig, KVDType, Preemption, WeightDType
-from jaxpaged.job.section import FieldInfo, NotEmpty, Section, Texts, check_by
+from jaxpaged.job.section import FieldInfo, NotEmpty, Section, Texts, check_by, check_json
+from jaxpaged.model.chat_template import RESERVED
 from jaxpaged.storage import access
 from jaxpaged.storage.local_store import Durability
 
@@ -25,7 +26,10 @@ OnNull = Literal["error", "skip"]
 SystemRole = Literal["keep", "merge"]
 """Whether a chat's leading system message stays a message or joins the first user message."""
 
+_Numbers = Annotated[tuple[float, ...], Field(strict=False)]
 _Metrics = Annotated[tuple[MetricName, ...], Field(strict=False)]
+
+_TEMPLATE_ENDINGS = (".jinja", ".jinja2", ".j2")
 
 _ENGINE = EngineConfig.__dataclass_fields__
 
@@ -64,6 +68,12 @@ class InputSpec(Section):
         on_null: What becomes of a row whose prompt is null or would write a null.
         system_role: "merge" puts a chat's leading system messages in front of the content of its
             first user message, for templates that refuse the role.
+        chat_template: The template for chats: the name of one of the model's, or the path of a
+            Jinja file (with a / in it, or ending in .jinja); None takes the model's default.
+        template_kwargs: Variables of the chat template, such as enable_thinking; one that it does
+            not read is an error.
+        continue_final_message: A chat's final message, which must be the assistant's, is left
+            open and continued, instead of answered by another message.
     """
 
     model_config = pydantic.ConfigDict(
@@ -89,11 +99,24 @@ class InputSpec(Section):
     on_too_long: OnTooLong = "error"
     on_null: OnNull = "error"
     system_role: SystemRole = "keep"
+    chat_template: str | None = Field(default=None, min_length=1)
+    template_kwargs: Annotated[
+        dict[str, Any] | None,
+        WithJsonSchema({"patternProperties": {r"^[A-Za-z_]\w*$": {}}, "type": ["object", "null"]}),
+    ] = None
+    continue_final_message: bool = False
 
     @property
     def prompt_source(self) -> str:
         """The name of the prompt source that is set."""
         return next(name for name in PROMPT_SOURCES if getattr(self, name) is not None)
+
+    @property
+    def chat_template_path(self) -> str | None:
+        """The file of `chat_template`, if that is none of the model's names."""
+        name = self.chat_template
+        is_path = name is not None and ("/" in name or name.endswith(_TEMPLATE_ENDINGS))
+        return name if is_path else None
 
     @pydantic.field_validator(
         "path",
@@ -122,6 +145,31 @@ class InputSpec(Section):
     @classmethod
     def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if value is None else _unique(value)
+
+    @pydantic.field_validator("template_kwargs")
+    @classmethod
+    def _check_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        taken = sorted(RESERVED.intersection(value or ()))
+        if taken:
+            raise ValueError(
+                f"{', '.join(taken)} cannot be set: every chat template has it already"
+            )
+        return check_json(value)
+
+    @pydantic.model_validator(mode="after")
+    def _chat_keys(self) -> "InputSpec":
+        if self.messages is None and self.messages_column is None:
+            for name in ("chat_template", "template_kwargs", "continue_final_message"):
+                if getattr(self, name) not in (None, False):
+                    raise ValueError(
+                        f"{name} is for chats; set messages or messages_column, or leave it out"
+                    )
+        if self.continue_final_message and self.messages and self.messages[-1].role != "assistant":
+            raise ValueError(
+                "continue_final_message continues a final message of role assistant; the last of "
+                f"messages has role {self.messages[-1].role!r}"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _one_prompt_source(self) -> "InputSpec":
@@ -164,8 +212,58 @@ class OutputSpec(Section):
         return _check_place(value)
 
 
+class RopeSpec(Section):
+    """Another rotation than the model's own, with the keys of rope_parameters in a config.json.
+
+    Attributes:
+        rope_type: yarn, linear, dynamic, llama3 or longrope.
+        factor: How many times longer sequences get.
+        rope_theta: Base of the wavelengths; by default the model's.
+        partial_rotary_factor: Which part of a head is rotated; by default the model's.
+        original_max_position_embeddings: The context that the model was first trained with; of
+            yarn, llama3 and longrope.
+        low_freq_factor: Of llama3.
+        high_freq_factor: Of llama3.
+        attention_factor: Of yarn and longrope: what rotated queries and keys are multiplied by.
+        beta_fast: Of yarn.
+        beta_slow: Of yarn.
+        mscale: Of yarn.
+        mscale_all_dim: Of yarn.
+        truncate: Of yarn.
+        short_factor: Of longrope: a divisor for each rotated pair.
+        long_factor: Of longrope: a divisor for each rotated pair.
+    """
+
+    rope_type: str
+    factor: float | None = None
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+    short_factor: _Numbers | None = None
+    long_factor: _Numbers | None = None
+
+    @pydantic.model_serializer
+    def parameters(self) -> dict[str, Any]:
+        """The keys that are set, as a config.json has them."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        return {name: value for name, value in (values | lists).items() if value is not None}
+
+
 class EngineSpec(Section):
-    """Sizes and limits of the engine; see `EngineConfig`."""
+    """Sizes and limits of the engine; see `EngineConfig`.
+
+    Attributes:
+        rope: Another rotation than the model's own, for sequences longer than it was made for.
+    """
 
     dtype: DType | None = None
     weight_dtype: WeightDType | None = None
@@ -181,10 +279,13 @@ class EngineSpec(Section):
     swap_space: float = _ENGINE["swap_space"].default
     attention: Attention = _ENGINE["attention"].default
     deterministic: bool | None = None
+    rope: RopeSpec | None = None
 
     @pydantic.field_validator("*")
     @classmethod
     def _check_range(cls, value: object, info: FieldInfo) -> object:
+        if isinstance(value, RopeSpec):
+            return value
         return check_by(EngineConfig, value, info.field_name)
 
 
@@ -195,11 +296,14 @@ class EvalSpec(Section):
         reference: The column with the right answers.
         metrics: What is computed for each row, as the column `score_<metric>`.
         by: A carried column; scores are also given for each of its values.
+        answer_after: Only what a completion says behind the last place where this text stands is
+            scored, such as behind "</think>"; a completion without it is scored as a whole.
     """
 
     reference: str
     metrics: _Metrics = Field(json_schema_extra={"minItems": 1, "uniqueItems": True})
     by: str | None = None
+    answer_after: str | None = Field(default=None, min_length=1)
 
     @pydantic.field_validator("metrics")
     @classmethod

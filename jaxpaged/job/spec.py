@@ -169,13 +169,19 @@ class JobSpec(Section):
             except RuntimeError:
                 raise ConfigError(f"{path}: no such user's folder; write the whole path") from None
 
+        path = self.input.chat_template_path
         return self.model_copy(
             update={
                 "model": absolute(self.model),
                 "adapters": self.adapters
                 and {name: absolute(path) for name, path in self.adapters.items()},
                 "input": self.input.model_copy(
-                    update={"path": tuple(absolute(path) for path in self.input.path)}
+                    update={
+                        "path": tuple(absolute(path) for path in self.input.path),
+                        "chat_template": self.input.chat_template
+                        if path is None
+                        else absolute(path),
+                    }
                 ),
                 "output": self.output.model_copy(
                     update={"path": _resolved(absolute(self.output.path))}
@@ -198,8 +204,9 @@ class JobSpec(Section):
 
     def engine_config(self) -> EngineConfig:
         """The engine's settings, the job's seed among them."""
-        names = type(self.engine).model_fields
-        return EngineConfig(seed=self.seed, **{name: getattr(self.engine, name) for name in names})
+        values = {name: getattr(self.engine, name) for name in type(self.engine).model_fields}
+        rope = self.engine.rope.parameters() if self.engine.rope else None
+        return EngineConfig(**(values | {"rope": rope, "seed": self.seed}))
 
     def error_limit(self, num_rows: int) -> int | None:
         """Most row errors allowed for a job of `num_rows` rows; None allows any number."""

@@ -10,7 +10,12 @@ import rich.console
 import rich.table
 import rich.text
 
-from jaxpaged.cache.capacity import blocks_for
+from jaxpaged.cache.capacity import (
+    PoolCapacity,
+    blocks_for,
+    kv_bytes_per_token,
+    longer_sequences,
+)
 from jaxpaged.errors import OutputConflictError
 from jaxpaged.job import planned_job
 from jaxpaged.job.input import reader
@@ -79,7 +84,7 @@ def validate(spec: JobSpec, num_rows: int) -> Validation:
     return Validation(
         job=job,
         prompts=tuple(previews),
-        warnings=(*problems, *state),
+        warnings=(*problems, *_stretch(job), *state),
         exit_code=exit_code,
     )
 
@@ -124,6 +129,29 @@ def _preview(row: Row, builder: PromptBuilder, job: PlannedJob) -> PromptPreview
         num_tokens=len(prompt.whole_ids),
         problem=_problem(prompt, job),
     )
+
+
+def _stretch(job: PlannedJob) -> tuple[str, ...]:
+    """What it costs that sequences are longer than the model was made for."""
+    model, engine = job.model_config, job.spec.engine
+    before, after = model.own_longest or model.max_len, job.max_model_len
+    if after <= before:
+        return ()
+    # Where neither is said it depends on the device.
+    stored = engine.kv_dtype or engine.dtype or "bfloat16"
+    token_bytes = kv_bytes_per_token(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        kv_dtype=stored,
+    )
+    pool = PoolCapacity(
+        num_blocks=engine.num_blocks or 0,
+        block_size=engine.block_size,
+        bytes_per_token=token_bytes,
+    )
+    is_sized = engine.num_blocks is not None
+    return (longer_sequences(before, after, pool=pool, is_sized=is_sized),)
 
 
 def _problem(prompt: Prompt, job: PlannedJob) -> str | None:

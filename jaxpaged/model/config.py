@@ -67,6 +67,9 @@ class ModelConfig:
         rotary_layers: Of every layer, whether it rotates; empty where all do.
         local_rope_theta: Base of the wavelengths of layers with a window, which are not stretched;
             None where they rotate as the others.
+        longest: Longest sequence that the rotation is made for, where the job stretches it; None is
+            what the model's own rotation is made for.
+        own_longest: That length before the job stretched it; None where it does not.
         rope_length: Longest sequence there will be, where frequencies depend on it; None is
             `max_position_embeddings`.
         tensor_layout: How the checkpoint names what the decoder knows as a Llama's: "phi3" holds
@@ -104,6 +107,8 @@ class ModelConfig:
     rotary_share: float = 1.0
     rotary_layers: tuple[bool, ...] = ()
     local_rope_theta: float | None = None
+    longest: int | None = None
+    own_longest: int | None = None
     rope_length: int | None = None
     tensor_layout: TensorLayout = "llama"
     experts: RoutedExperts | None = None
@@ -122,6 +127,22 @@ class ModelConfig:
         reads again."""
         widths = [window for window in self.windows if window is not None]
         return max(widths) if len(widths) == len(self.windows) else None
+
+    @property
+    def max_len(self) -> int:
+        """The longest sequence that the rotation is made for.
+
+        yarn and dynamic stretch what the model was trained for by their factor. Where the others
+        are declared, `max_position_embeddings` is the stretched length already.
+        """
+        if self.longest is not None:
+            return self.longest
+        trained, scaling = self.max_position_embeddings, self.rope_scaling
+        if scaling is None or scaling.rope_type not in ("yarn", "dynamic"):
+            return trained
+        if scaling.rope_type == "dynamic":
+            return max(int(trained * scaling.factor), trained)
+        return max(int(scaling.original_max_position_embeddings * scaling.factor), trained)
 
     @property
     def score_scale(self) -> float:

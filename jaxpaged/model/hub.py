@@ -30,7 +30,7 @@ _NAME = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 # Files of the model's own folder, not of those below it: configuration, tokenizer, templates.
-_TEXTS = ("*.json", "*.jinja")
+_TEXTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
 _BELOW = "*/*"
 
 _SINGLE = "model.safetensors"

@@ -1,24 +1,32 @@
-"""Jinja as templates get it: the immutable sandbox with a bound on what they may build.
+"""Jinja as templates get it: the immutable sandbox with a bound on what they take and make.
 
-Serves the templates of models and of job files alike. Knows nothing of messages, rows and tokens.
+Serves the templates of models and of job files alike. Compiling and running both happen inside
+`bounded()`. Knows nothing of messages, rows and tokens.
 """
 
-import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jinja2
 import jinja2.exceptions
+import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 
-MAX_OUTPUT_CHARS = 16_000_000
-_MAX_EXPONENT = 1000
+from jaxpaged.model import metered_calls, metered_code, template_budget
+
+MAX_OUTPUT_CHARS = template_budget.MAX_VALUE
+
+bounded = template_budget.bounded
+"""While it lasts, templates share a budget: for compiling one, or for one run."""
+
+json_filter = metered_calls.json_filter
+"""Makes the filter `tojson`."""
 
 RUN_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     MemoryError,
@@ -34,9 +42,18 @@ class OutputTooLong(Exception):
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The immutable sandbox, which by itself lets `'a' * 10**9` run."""
+    """The immutable sandbox, which by itself lets `'a' * 10**9` run, and loops for ever."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Jinja's own
+        super().__init__(**settings)
+        self.filters = {
+            **metered_calls.metered_filters(self.filters),
+            **metered_code.filters(),
+        }
+        self.tests = metered_calls.metered_tests(self.tests)
+        del self.globals["lipsum"]
 
     def call_binop(
         self,
@@ -50,14 +67,42 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         Raises:
             jinja2.exceptions.SecurityError: It would be too large.
         """
-        if operator == "**":
-            is_big = abs(left) > 1 and right > _MAX_EXPONENT
-        else:
-            sizes = [len(side) if isinstance(side, Sequence) else side for side in (left, right)]
-            is_big = sizes != [left, right] and math.prod(sizes) > MAX_OUTPUT_CHARS
-        if is_big:
-            raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
+        metered_calls.check_operator(operator, left, right)
+        return template_budget.made(super().call_binop(context, operator, left, right))
+
+    def call(
+        self,
+        context: jinja2.runtime.Context,
+        function: Any,  # noqa: ANN401
+        /,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """The result of a call that a template makes.
+
+        Raises:
+            jinja2.exceptions.SecurityError: It is not allowed, or would be too large.
+        """
+        args = metered_calls.check_call(function, args, kwargs)
+        return template_budget.made(super().call(context, function, *args, **kwargs))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
+        """Whether a template may read an attribute."""
+        if isinstance(obj, str):
+            return attr in metered_calls.TEXT_METHODS
+        if isinstance(obj, int | float):
+            return attr in metered_calls.NUMBER_ATTRIBUTES
+        if isinstance(obj, bytes | bytearray):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        """`value` made safe if it is `format` or `format_map` of a text, None otherwise."""
+        wrapped = super().wrap_str_format(value)
+        return None if wrapped is None else metered_calls.bounded_format(value.__self__, wrapped)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        return metered_code.metered(super()._parse(source, name, filename), self)
 
 
 def join(pieces: Iterable[str]) -> str:
@@ -74,29 +119,3 @@ def join(pieces: Iterable[str]) -> str:
             raise OutputTooLong
         kept.append(piece)
     return "".join(kept)
-
-
-def json_filter(default: Callable[[object], object] | None = None) -> Callable[..., str]:
-    """The filter `tojson`, as in transformers: plain JSON, where Jinja's own escapes HTML.
-
-    Args:
-        default: Stands in for a value that JSON does not know; None refuses such values.
-    """
-
-    def to_json(
-        value: object,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-            default=default,
-        )
-
-    return to_json

@@ -23,7 +23,8 @@ import tokenizers
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model import tokenizer_json
-from jaxpaged.model.chat_template import ChatTemplate
+from jaxpaged.model.chat_template import ChatTemplate, TemplateError
+from jaxpaged.model.chat_templates import ChatTemplates
 
 # Unicode reserves noncharacters for a program's own use. Row text may hold one all the same: it
 # is then marked itself.
@@ -40,19 +41,20 @@ class Tokenizer:
         bos_id: The beginning-of-sequence token; None when there is none.
         eos_ids: Every token that ends a completion.
         adds_bos: The model wants the beginning-of-sequence token in front of a prompt.
-        chat_template: None when the model has none.
+        chat_templates: The model's.
         where: Names the file in errors.
 
     Attributes:
         bos_id: As given.
         eos_ids: As given.
         adds_bos: As given; never without a `bos_id`.
-        chat_template: As given.
+        chat_templates: As given.
+        chat_template: The default one; None when the model has none.
         special_tokens: Literal to id of every control token.
         vocab_size: One more than the largest id.
 
     Raises:
-        CheckpointError: The library refuses the definition.
+        CheckpointError: The library refuses the definition, or the default template is malformed.
     """
 
     def __init__(
@@ -62,13 +64,14 @@ class Tokenizer:
         bos_id: int | None,
         eos_ids: Iterable[int],
         adds_bos: bool,
-        chat_template: ChatTemplate | None,
+        chat_templates: ChatTemplates,
         where: str,
     ) -> None:
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.adds_bos = adds_bos and bos_id is not None
-        self.chat_template = chat_template
+        self.chat_templates = chat_templates
+        self.chat_template = _default_template(chat_templates)
         self._tokenizer = _load(definition, where)
         # Kept as text, a tenth of the size of the objects; parsed again by the first marked text.
         self._definition = json.dumps(definition)
@@ -196,11 +199,26 @@ class _FencedTokenizer:
         return self._tokenizer.encode(fenced, add_special_tokens=False).ids
 
 
+def _default_template(chat_templates: ChatTemplates) -> ChatTemplate | None:
+    try:
+        return chat_templates.default()
+    except TemplateError as error:
+        raise CheckpointError(f"{chat_templates.where}: {error}") from None
+
+
 def _load(definition: tokenizer_json.Definition, where: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{where}: not a usable tokenizer: {error}") from None
+    for token in definition.get("added_tokens", ()):
+        given = tokenizer.token_to_id(token["content"])
+        if given != token["id"]:
+            raise CheckpointError(
+                f"{where}: token {token['content']!r} has id {token['id']}, but the tokenizers "
+                f"library would give it {given}: added tokens follow each other behind the "
+                "vocabulary; save the tokenizer again with transformers"
+            )
     # A file may ask for both; a prompt is never cut or padded in silence.
     tokenizer.no_truncation()
     tokenizer.no_padding()

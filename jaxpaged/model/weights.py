@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 import pallas_kernels
+from jaxpaged.model import config_stretch
 from jaxpaged.model.checkpoint import Checkpoint, StackedCheckpoint
 from jaxpaged.model.checkpoint.tensors import check_tensors, tensor_source
 from jaxpaged.model.llama import LayerLoop, Llama
@@ -45,6 +46,7 @@ def load(
     attention: Implementation = "xla",
     weight_dtype: WeightDType | None = None,
     max_model_len: int | None = None,
+    rope: collections.abc.Mapping[str, object] | None = None,
 ) -> Llama:
     """The decoder with the checkpoint's weights on the default device.
 
@@ -58,11 +60,14 @@ def load(
         max_model_len: Most tokens of a sequence; None is what the model was trained for. Only
             rotary frequencies of some models depend on it.
 
+        rope: Another rotation than the checkpoint's; see `config_stretch`.
+
     Raises:
         CheckpointError: A tensor is missing, unexpected or of another shape; names it.
     """
     config = checkpoint.config
     check_tensors(config, checkpoint.shapes(), str(checkpoint.path))
+    config = config_stretch.stretched(config, rope)
     config = config if max_model_len is None else config.for_length(max_model_len)
     graph, abstract = nnx.split(
         nnx.eval_shape(

@@ -13,7 +13,7 @@ from jaxpaged.cache.capacity import PoolCapacity
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine import attention, device, limits, memory
 from jaxpaged.engine.device import Place
-from jaxpaged.engine.engine import layer_loop
+from jaxpaged.engine.engine import layer_loop, stretch_warning
 from jaxpaged.engine.limits import Limits
 from jaxpaged.engine.model_runner import SCORE_ROWS
 from jaxpaged.engine.shortage import shortage, size
@@ -140,6 +140,7 @@ class JobPlan:
             "duplicates": survey.duplicates,
             "shared_prompt_tokens": survey.shared_tokens,
             "rows_with_special_text": survey.special_texts,
+            "rows_ending_in_answer": survey.answered,
         }
         values["shortage"] = str(self.shortage) if self.shortage else None
         values["memory"] = self.memory.to_json() if self.memory else None
@@ -227,7 +228,7 @@ def make(spec: JobSpec, options: PlanOptions) -> JobPlan:
         seconds=_seconds(paged, rows, options.speed),
         shortage=error,
         changes=advice.changes(situation) if is_tight else (),
-        notes=_notes(job, rows, options),
+        notes=(*_notes(job, rows, options), *_stretch(resolved, model)),
     )
 
 
@@ -239,7 +240,7 @@ def _place(card: Card | None) -> Place:
 
 def _abstract_model(job: PlannedJob, config: EngineConfig, place: Place) -> Llama:
     """The decoder without weights."""
-    shape, dtype = job.checkpoint.config, limits.dtype(config, place.device)
+    shape, dtype = job.model_config, limits.dtype(config, place.device)
     choice = attention.choose(config, shape, device=place.device)
 
     def made() -> Llama:
@@ -375,6 +376,12 @@ def _narrow_weights_bytes(
         return None
     narrow = dataclasses.replace(config, weight_dtype="int8")
     return memory_estimate.weights_bytes(_abstract_model(job, narrow, place))
+
+
+def _stretch(resolved: Limits, model: Llama) -> tuple[str, ...]:
+    """What it costs that sequences are longer than the model was made for."""
+    warning = stretch_warning(resolved, model.config.own_longest or model.config.max_len)
+    return () if warning is None else (warning,)
 
 
 def _notes(job: PlannedJob, rows: SampledRows, options: PlanOptions) -> tuple[str, ...]:

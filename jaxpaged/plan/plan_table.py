@@ -71,6 +71,11 @@ def _rows(plan: JobPlan) -> Iterator[tuple[str, str]]:
         yield "", f"{shared} in whole blocks that an earlier prompt begins with"
     if survey.special_texts:
         yield "special text", f"{survey.special_texts:,} rows have text like a special token's"
+    if survey.answered:
+        yield (
+            "final answers",
+            f"{survey.answered:,} chats end in a finished message of the assistant",
+        )
 
 
 def _effect(policy: str, rows: int, tokens_cut: int) -> str:

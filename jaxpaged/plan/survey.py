@@ -97,6 +97,7 @@ class Survey:
         duplicates: Rows whose prompt another row before them has, too.
         shared_tokens: Prompt tokens in whole blocks that a prompt before theirs begins with, too.
         special_texts: Rows with text that reads like a special token.
+        answered: Chats that end in a message of the assistant, which is taken as finished.
     """
 
     def __init__(self, *, max_model_len: int, block_size: int, bos_id: int | None) -> None:
@@ -111,6 +112,7 @@ class Survey:
         self.duplicates = 0
         self.shared_tokens = 0
         self.special_texts = 0
+        self.answered = 0
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._limits = {
@@ -143,6 +145,7 @@ class Survey:
         self.rows += 1
         self.prompt_lens.add(len(ids))
         self.special_texts += prompt.has_special_text
+        self.answered += prompt.ends_in_answer
         if len(ids) >= self._max_model_len:
             self._add_too_long(prompt)
         self._add_repetitions(prompt)

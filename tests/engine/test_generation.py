@@ -142,14 +142,14 @@ def test_stop_token_ids_stop(tokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", ["🦙", "깰", "naïve ☕ 漢字", "a🦙b", "e\u0301"])
-def test_characters_split_over_tokens_come_out_whole(tokenizer, text: str) -> None:
+def test_b33_characters_split_over_tokens_come_out_whole(tokenizer, text: str) -> None:
     ids = [byte_id(byte) for byte in text.encode()]
     completion = generate(tokenizer, [*ids, EOS_ID])
     assert completion.text == text
     assert not completion.ends_in_partial_character
 
 
-def test_a_limit_inside_a_character_leaves_one_replacement_and_a_flag(tokenizer) -> None:
+def test_b33_a_limit_inside_a_character_leaves_one_replacement_and_a_flag(tokenizer) -> None:
     ids = [byte_id(byte) for byte in "ab🦙".encode()]
     completion = generate(tokenizer, ids[:-1], SamplingParams(max_tokens=5))
     assert completion.text == "ab\ufffd"
@@ -157,14 +157,14 @@ def test_a_limit_inside_a_character_leaves_one_replacement_and_a_flag(tokenizer)
     assert completion.text.encode()  # valid UTF-8
 
 
-def test_stop_string_behind_a_split_character(tokenizer) -> None:
+def test_b33_stop_string_behind_a_split_character(tokenizer) -> None:
     ids = [byte_id(byte) for byte in "ab🦙STOPx".encode()]
     completion = generate(tokenizer, ids, SamplingParams(stop=("🦙S",)))
     assert completion.text == "ab"
 
 
 @pytest.mark.parametrize("text", [" the", " ...", ": 'search", "  two  spaces ", "\n\nline", "x ?"])
-def test_spaces_of_the_continuation_survive(tokenizer, text: str) -> None:
+def test_b34_spaces_of_the_continuation_survive(tokenizer, text: str) -> None:
     assert spell(tokenizer, text).text == text
 
 
@@ -175,7 +175,9 @@ def test_detokenizer_says_what_is_new(tokenizer) -> None:
     assert detokenizer.finish() == ""
 
 
-def test_the_space_in_front_survives_behind_a_prompt_that_ends_in_special_tokens(tokenizer) -> None:
+def test_b34_the_space_in_front_survives_behind_a_prompt_that_ends_in_special_tokens(
+    tokenizer,
+) -> None:
     """The known text in front needs more than the last token of the prompt."""
     prompt_ids = (*tokenizer.encode("x"), EOS_ID, EOS_ID)
     detokenizer = Detokenizer(tokenizer, prompt_ids)
@@ -231,7 +233,7 @@ def test_a_stop_token_inside_a_character_leaves_one_replacement_and_a_flag(
 
 
 @pytest.mark.parametrize("end", [[EOS_ID], []])
-def test_stop_string_completed_by_the_incomplete_character(tokenizer, end: list[int]) -> None:
+def test_b33_stop_string_completed_by_the_incomplete_character(tokenizer, end: list[int]) -> None:
     ids = byte_ids(b"abc\xf0\x9f")
     params = SamplingParams(stop=("c\ufffd",), max_tokens=len(ids) + len(end))
     completion = generate(tokenizer, [*ids, *end], params)

@@ -25,6 +25,10 @@ JOB: dict[str, Any] = {
     "eval": {"reference": "r", "metrics": ["contains"]},
 }
 
+# Where a key means something for chats alone.
+CHAT_JOB: dict[str, Any] = JOB | {"input": {"path": "/a", "messages_column": "c"}}
+CHAT_KEYS = {"input.chat_template", "input.template_kwargs", "input.continue_final_message"}
+
 # Another value for every key of a job file; and what has to change with it.
 OTHERS: dict[str, Any] = {
     "model": "/n",
@@ -42,6 +46,9 @@ OTHERS: dict[str, Any] = {
     "input.on_too_long": "skip",
     "input.on_null": "skip",
     "input.system_role": "merge",
+    "input.chat_template": "tool_use",
+    "input.template_kwargs": {"enable_thinking": False},
+    "input.continue_final_message": True,
     "input.path": "/b",
     "output.path": "/p",
     "output.rows_per_part": 7,
@@ -73,6 +80,7 @@ OTHERS: dict[str, Any] = {
     "sampling.stop": ["x"],
     "sampling.stop_token_ids": [3],
     "sampling.include_stop": True,
+    "sampling.stop_after": "</think>",
     "sampling.min_tokens": 2,
     "sampling.ignore_eos": True,
     **{f"sampling.columns.{name}": "x" for name in SamplingColumns.model_fields},
@@ -90,9 +98,11 @@ OTHERS: dict[str, Any] = {
     "engine.prefix_cache": False,
     "engine.preemption": "swap",
     "engine.swap_space": 0.5,
+    "engine.rope": {"rope_type": "yarn", "factor": 2.0},
     "eval.reference": "s",
     "eval.metrics": ["exact_match"],
     "eval.by": "kind",
+    "eval.answer_after": "</think>",
     "storage.s3.endpoint_url": "http://localhost:1",
     "storage.s3.region": "x",
     "storage.s3.profile": "x",
@@ -166,10 +176,11 @@ def test_every_key_has_another_value_here():
 
 @pytest.mark.parametrize("key", sorted(OTHERS))
 def test_a_result_key_may_not_change_and_a_run_key_may(key):
-    changed = copy.deepcopy(JOB)
+    job = CHAT_JOB if key in CHAT_KEYS else JOB
+    changed = copy.deepcopy(job)
     for name, value in {**ALONG.get(key, {}), key: OTHERS[key]}.items():
         spec_file.put(changed, name, value)
-    known, here = record_of(JOB), record_of(changed)
+    known, here = record_of(job), record_of(changed)
 
     if key in identity.RUN_KEYS:
         check(known, here)

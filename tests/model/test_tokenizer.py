@@ -432,7 +432,9 @@ def test_malformed_definition_is_one_clear_error(folder, changes, message):
 
 def test_missing_definition_is_named_with_the_remedy(folder):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing; make it with"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json is missing; make it with transformers"
+    ):
         open_checkpoint(folder).tokenizer()
 
 

@@ -28,6 +28,8 @@ RESULT_KEYS = frozenset(
         "input.on_too_long",
         "input.on_null",
         "input.system_role",
+        "input.template_kwargs",
+        "input.continue_final_message",
         "output.rows_per_part",
         "output.token_ids",
         "output.prompt",
@@ -47,6 +49,7 @@ RESULT_KEYS = frozenset(
         "sampling.stop",
         "sampling.stop_token_ids",
         "sampling.include_stop",
+        "sampling.stop_after",
         "sampling.min_tokens",
         "sampling.ignore_eos",
         "sampling.logprobs",
@@ -78,9 +81,11 @@ RESULT_KEYS = frozenset(
         "engine.max_model_len",
         "engine.attention",
         "engine.deterministic",
+        "engine.rope",
         "eval.reference",
         "eval.metrics",
         "eval.by",
+        "eval.answer_after",
         "seed",
     }
 )
@@ -89,6 +94,7 @@ RESULT_KEYS = frozenset(
 RUN_KEYS = frozenset(
     {
         "input.path",
+        "input.chat_template",
         "output.path",
         "output.durability",
         "output.journal_interval",
@@ -117,7 +123,8 @@ RUN_KEYS = frozenset(
 )
 """Keys that change how a job runs and never what its rows are: they may differ on a rerun.
 
-The input's path is one of them because the files behind it are compared instead.
+The input's path and the chat template's are among them because what is behind them is compared
+instead.
 """
 
 _SHOWN = 10

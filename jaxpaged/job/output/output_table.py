@@ -135,6 +135,7 @@ def _scores(
         values = []
         for line, reference in zip(lines, references, strict=True):
             text = line.sample.text if line.sample is not None else ""
+            text = scores.answer(text, scoring.answer_after)
             value = scores.score(metric, text, reference)
             is_skipped = line.result.skip_reason is not None
             values.append(None if is_skipped else value and line.sample is not None)

@@ -58,12 +58,13 @@ class PromptTemplate:
         environment = self._environment()
         known = {name: environment.globals[name] for name in _GLOBALS}
         try:
-            # Without built-in names, so that a column may be named like one.
-            environment.globals.clear()
-            tree = environment.parse(source)
-            self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
-            environment.globals.update(known)
-            self._template = environment.from_string(source)
+            with sandbox.bounded():
+                # Without built-in names, so that a column may be named like one.
+                environment.globals.clear()
+                tree = environment.parse(source)
+                self.names = frozenset(jinja2.meta.find_undeclared_variables(tree))
+                environment.globals.update(known)
+                self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"{key}: line {error.lineno} of the template: {error.message}"
@@ -92,7 +93,8 @@ class PromptTemplate:
         """
         try:
             values = {name: _with_nulls(cell, name) for name, cell in cells.items()}
-            return sandbox.join(map(_marked, self._template.generate(values)))
+            with sandbox.bounded():
+                return sandbox.join(map(_marked, self._template.generate(values)))
         except sandbox.OutputTooLong:
             raise RowFault(
                 "prompt_too_long",
@@ -113,8 +115,6 @@ class PromptTemplate:
             finalize=self._finalize,
         )
         environment.concat = self._capture  # pyright: ignore[reportAttributeAccessIssue] - any join
-        # A prompt is a function of its row.
-        del environment.filters["random"]
         environment.filters["tojson"] = sandbox.json_filter(_json_null)
         environment.tests["none"] = _is_null
         return environment

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from jaxpaged.model.chat_template import ChatTemplate
+from jaxpaged.model.chat_templates import ChatTemplates
 
 
 @runtime_checkable
@@ -12,7 +12,7 @@ class PromptTokenizer(Protocol):
 
     vocab_size: int
     bos_id: int | None
-    chat_template: ChatTemplate | None
+    chat_templates: ChatTemplates
 
     def protect(self, text: str) -> str:
         """Row text whose literals of special tokens stay text."""

@@ -9,12 +9,11 @@ import datetime
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpaged.errors import ConfigError
-from jaxpaged.job.prompt import messages
+from jaxpaged.job.prompt import chosen_template, messages
 from jaxpaged.job.prompt.prompt_limit import PromptLimit
 from jaxpaged.job.prompt.prompt_template import PromptTemplate
 from jaxpaged.job.prompt.prompt_tokenizer import PromptTokenizer
@@ -29,8 +28,8 @@ from jaxpaged.request import SamplingParams
 _PREVIEW_CHARS = 160
 _PARAMS_CHARS = 120
 
-# Roles that templates know by name; such a word cannot end a control token and begin another.
-_ROLE = re.compile(r"[\w-]+")
+# What templates know by name; such a word cannot end a control token and begin another.
+_WORD = re.compile(r"[\w-]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,7 @@ class Prompt:
         rendered: The protected text that was tokenized; None for token ids.
         question: What the row itself asks, protected, without the chat around it.
         has_special_text: The row holds text that reads like a special token.
+        ends_in_answer: The chat ends in a message of the assistant, which another one follows.
     """
 
     ids: tuple[int, ...]
@@ -54,6 +54,7 @@ class Prompt:
     question: str | None
     has_special_text: bool
     adapter: str | None = None
+    ends_in_answer: bool = False
 
     @property
     def truncated(self) -> int:
@@ -105,6 +106,18 @@ def param_columns(columns: SamplingColumns) -> dict[str, str]:
     return {name: column for name, column in columns.model_dump().items() if column is not None}
 
 
+class _Text(NamedTuple):
+    """What a row's prompt says."""
+
+    rendered: str | None
+    """Protected; None for token ids."""
+    question: str | None
+    """What the row itself asks, protected."""
+    data: object
+    """What of the row is in it, as the row has it."""
+    ends_in_answer: bool = False
+
+
 class PromptBuilder:
     """Makes the prompts of a job.
 
@@ -121,7 +134,7 @@ class PromptBuilder:
         columns: The columns whose cells `build` wants.
 
     Raises:
-        ConfigError: A template is malformed, or the model has no chat template and needs one.
+        ConfigError: A template is malformed, or there is no chat template where one is needed.
     """
 
     def __init__(
@@ -152,11 +165,10 @@ class PromptBuilder:
             dict.fromkeys((*self._prompt_columns, *own_columns.values(), *chooser))
         )
         self._templates = [self._template(*source) for source in _template_sources(spec.input)]
-        if spec.input.prompt_source.startswith("messages") and tokenizer.chat_template is None:
-            raise ConfigError(
-                f"input.{spec.input.prompt_source}: the model has no chat template; use "
-                "input.prompt or input.prompt_column, which take plain text"
-            )
+        self._chat_template = None
+        if spec.input.prompt_source.startswith("messages"):
+            self._chat_template = chosen_template.choose(spec.input, tokenizer.chat_templates)
+        self._variables = _map_text(spec.input.template_kwargs or {}, self._protect_phrase)
 
     def build(self, cells: Mapping[str, object]) -> Prompt:
         """The prompt of one row.
@@ -169,7 +181,7 @@ class PromptBuilder:
             RowSkipped: The job passes over such a row.
         """
         try:
-            rendered, question, whole_ids = self._whole(cells)
+            text, whole_ids = self._whole(cells)
         except RowFault as fault:
             if fault.code == "null_prompt" and self._input.on_null == "skip":
                 raise RowSkipped("null_prompt", fault.reason) from None
@@ -186,12 +198,10 @@ class PromptBuilder:
             whole_ids=whole_ids,
             params=params,
             adapter=adapter,
-            rendered=rendered,
-            question=question,
-            has_special_text=any(
-                _any_text(cells[name], self._tokenizer.has_special_text)
-                for name in self._prompt_columns
-            ),
+            rendered=text.rendered,
+            question=text.question,
+            has_special_text=_any_text(text.data, self._tokenizer.has_special_text),
+            ends_in_answer=text.ends_in_answer,
         )
 
     def text(self, prompt: Prompt) -> str:
@@ -206,56 +216,82 @@ class PromptBuilder:
             return self.text(prompt)[:_PREVIEW_CHARS]
         return self._tokenizer.unprotect(prompt.question)[:_PREVIEW_CHARS]
 
-    def _whole(self, cells: Mapping[str, object]) -> tuple[str | None, str | None, tuple[int, ...]]:
-        """The protected text, the question in it, and the token ids before anything is cut."""
-        rendered, question = self._text(cells)
-        if rendered is None:
-            return None, None, self._given_ids(cells[self._prompt_columns[0]])
-        self._check_bytes(self._tokenizer.unprotect(rendered))
-        return rendered, question, tuple(self._tokenizer.encode(rendered))
+    def _whole(self, cells: Mapping[str, object]) -> tuple["_Text", tuple[int, ...]]:
+        """The text, and the token ids before anything is cut."""
+        text = self._text(cells)
+        if text.rendered is None:
+            return text, self._given_ids(cells[self._prompt_columns[0]])
+        self._check_bytes(self._tokenizer.unprotect(text.rendered))
+        return text, tuple(self._tokenizer.encode(text.rendered))
 
-    def _text(self, cells: Mapping[str, object]) -> tuple[str | None, str | None]:
-        """The protected text to tokenize and the question in it; neither for token ids."""
+    def _text(self, cells: Mapping[str, object]) -> "_Text":
+        """The text to tokenize; without one for token ids."""
         source = self._input.prompt_source
+        used = [cells[name] for name in self._prompt_columns]
         if source == "prompt":
             text = self._templates[0].render(cells)
-            return text, text
+            return _Text(rendered=text, question=text, data=used)
         if source == "messages":
             roles = [message.role for message in self._input.messages or ()]
             contents = [template.render(cells) for template in self._templates]
             pairs = zip(roles, contents, strict=True)
-            return self._chat([{"role": role, "content": content} for role, content in pairs])
+            chat = [{"role": role, "content": content} for role, content in pairs]
+            return self._chat(chat, data=used)
         cell = cells[self._prompt_columns[0]]
         if cell is None:
             raise RowFault("null_prompt", f"column {self._prompt_columns[0]!r} is null")
         if source == "messages_column":
-            return self._chat([self._safe(message) for message in messages.parse(cell)])
+            chat = messages.parse(cell)
+            return self._chat([self._safe(message) for message in chat], data=chat)
         if source == "prompt_ids_column":
-            return None, None
+            return _Text(rendered=None, question=None, data=())
         if not isinstance(cell, str):
             raise RowFault("bad_type", f"column {self._prompt_columns[0]!r} is not text")
         text = self._protect(cell)
-        return text, text
+        return _Text(rendered=text, question=text, data=used)
 
     def _safe(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with its text protected and its role as templates compare it."""
         role = message["role"]
         if not self._input.allow_special_tokens and self._tokenizer.has_special_text(role):
             raise RowFault("bad_type", "the role of a message holds a special token of the model")
-        safe = _map_text(message, self._protect)
-        return safe | {"role": role} if _ROLE.fullmatch(role) else safe
+        safe = {
+            self._protect_phrase(key): _map_text(value, self._protect, self._protect_phrase)
+            for key, value in message.items()
+        }
+        return safe | {"role": self._protect_phrase(role)}
 
-    def _chat(self, chat: list[dict[str, Any]]) -> tuple[str, str]:
-        template = self._tokenizer.chat_template
-        assert template is not None, "checked at construction"
+    def _protect_phrase(self, text: str) -> str:
+        """Text protected, but for words that templates know and look for: roles, keys, switches."""
+        return text if _WORD.fullmatch(text) else self._protect(text)
+
+    def _chat(self, chat: list[dict[str, Any]], *, data: object) -> "_Text":
+        template = self._chat_template
+        assert template is not None, "made at construction"
         question = chat[-1]["content"]
+        ends_in_answer = chat[-1]["role"] == "assistant"
+        continues = self._input.continue_final_message
+        if continues and not ends_in_answer:
+            raise RowFault(
+                "template_error",
+                "input.continue_final_message continues a final message of role 'assistant'; the "
+                f"last one's is {self._tokenizer.unprotect(chat[-1]['role'])!r}",
+            )
         if self._input.system_role == "merge":
             chat = messages.merge_system(chat)
         try:
-            return template.render(chat, moment=self._moment), question
+            rendered = template.render(
+                chat, moment=self._moment, variables=self._variables, continues=continues
+            )
         except TemplateError as error:
             reason = f"the model's chat template: {error}"
             raise RowFault("template_error", self._tokenizer.unprotect(reason)) from None
+        return _Text(
+            rendered=rendered,
+            question=question,
+            data=data,
+            ends_in_answer=ends_in_answer and not continues,
+        )
 
     def _check_bytes(self, text: str) -> None:
         limit = self._input.max_prompt_bytes
@@ -301,14 +337,19 @@ def _template_sources(spec: InputSpec) -> list[tuple[str, str]]:
     ]
 
 
-def _map_text(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    """The same nested value with every string changed."""
+def _map_text(
+    value: Any,  # noqa: ANN401
+    change: Callable[[str], str],
+    change_key: Callable[[str], str] | None = None,
+) -> Any:  # noqa: ANN401
+    """The same nested value with every string changed, those that are keys in their own way."""
+    change_key = change_key or change
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
-        return [_map_text(item, change) for item in value]
+        return [_map_text(item, change, change_key) for item in value]
     if isinstance(value, dict):
-        return {key: _map_text(item, change) for key, item in value.items()}
+        return {change_key(key): _map_text(item, change, change_key) for key, item in value.items()}
     return value
 
 
@@ -318,4 +359,6 @@ def _any_text(value: object, test: Callable[[str], bool]) -> bool:
         return test(value)
     if isinstance(value, list | tuple):
         return any(_any_text(item, test) for item in value)
-    return isinstance(value, dict) and any(_any_text(item, test) for item in value.values())
+    return isinstance(value, dict) and any(
+        _any_text(side, test) for pair in value.items() for side in pair
+    )

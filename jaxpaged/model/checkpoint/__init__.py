@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
+from jaxpaged.model.chat_templates import ChatTemplates
 from jaxpaged.model.checkpoint.orbax_index import MARKER
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
@@ -31,6 +32,10 @@ class Checkpoint(Protocol):
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, with its chat template and end-of-sequence tokens."""
+        ...
+
+    def chat_templates(self) -> ChatTemplates:
+        """The model's chat templates, without the tokenizer."""
         ...
 
     def fingerprint(self) -> dict[str, str]:

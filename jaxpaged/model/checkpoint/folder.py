@@ -10,13 +10,9 @@ import pathlib
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
-from jaxpaged.model.checkpoint import members, quantization
-from jaxpaged.model.checkpoint.folder_tokenizer import (
-    TEMPLATE_FILES,
-    TOKENIZER_FILES,
-    build_tokenizer,
-    check_present,
-)
+from jaxpaged.model.chat_templates import ChatTemplates
+from jaxpaged.model.checkpoint import folder_tokenizer, members, quantization
+from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer
 from jaxpaged.model.checkpoint.folder_weights import FolderWeights
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxpaged.model.checkpoint.stored_tensors import StoredTensors
@@ -55,7 +51,13 @@ class FolderCheckpoint:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of `tokenizer.json`, completed by the other tokenizer files."""
-        return build_tokenizer(self.path, self.config.vocab_size)
+        return build_tokenizer(
+            self.path, self.config.vocab_size, max_len=self.config.max_position_embeddings
+        )
+
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates, as the tokenizer has them."""
+        return folder_tokenizer.chat_templates(self.path)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 by part of the model; a part that is not there hashes to a value too.
@@ -63,7 +65,6 @@ class FolderCheckpoint:
         Raises:
             CheckpointError: There is no tokenizer, or the weights are not right.
         """
-        check_present(self.path)
         weights = hashlib.sha256()
         for name, file in sorted(self._files.items()):
             weights.update(f"{name} {file.size} {len(file.header)}\n".encode())
@@ -71,8 +72,7 @@ class FolderCheckpoint:
         return {
             "config": self._digest("config.json"),
             "generation_config": self._digest("generation_config.json"),
-            "tokenizer": self._digest(*TOKENIZER_FILES),
-            "chat_template": self._digest(*TEMPLATE_FILES),
+            **folder_tokenizer.digests(self.path),
             "weights": weights.hexdigest(),
         }
 

@@ -1,5 +1,6 @@
 """The tokenizer of a folder in Hugging Face layout, from all the files that speak of it."""
 
+import hashlib
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -7,19 +8,19 @@ from typing import Any
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model import tokenizer_json
-from jaxpaged.model.chat_template import ChatTemplate, TemplateError
-from jaxpaged.model.checkpoint import members
+from jaxpaged.model.chat_templates import DEFAULT, ChatTemplates
+from jaxpaged.model.checkpoint import folder_vocabulary, members
 from jaxpaged.model.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_NO_LIMIT = 1_000_000_000
 
-_FILE = "tokenizer.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
-def build_tokenizer(folder: pathlib.Path, vocab_size: int) -> Tokenizer:
+def build_tokenizer(folder: pathlib.Path, vocab_size: int, *, max_len: int) -> Tokenizer:
     """The folder's tokenizer.
 
     A completion ends at the tokenizer's own end-of-sequence token and at every one that
@@ -28,60 +29,95 @@ def build_tokenizer(folder: pathlib.Path, vocab_size: int) -> Tokenizer:
     Args:
         folder: The model folder.
         vocab_size: Of the model; tokens beyond it have no embedding.
+        max_len: Tokens of the longest sequence that the model's configuration declares.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the files contradict each other.
     """
-    where = str(folder / _FILE)
     settings = _settings(folder)
-    definition = _definition(folder, settings, vocab_size)
+    _tell_settings(settings, max_len, str(folder / "tokenizer_config.json"))
+    definition, where = _definition(folder, settings, vocab_size)
     named = _named_tokens(settings)
     ids = _ids(definition, named, where)
     eos_ids = _configured_eos_ids(folder, vocab_size)
     eos_ids |= {ids["eos_token"]} if "eos_token" in ids else set()
     leading_id = tokenizer_json.leading_id(definition)
     bos_id = ids.get("bos_token", leading_id)
+    listed = _listed_ids(definition, settings, where)
     return Tokenizer(
-        tokenizer_json.with_control_tokens(definition, named=ids.values(), others=eos_ids),
+        tokenizer_json.with_control_tokens(
+            definition, named={*ids.values(), *listed}, others=eos_ids
+        ),
         bos_id=bos_id,
         eos_ids=eos_ids,
         adds_bos=_adds_bos(settings, bos_id, leading_id, where),
-        chat_template=_chat_template(folder, settings, named),
+        chat_templates=chat_templates(folder),
         where=where,
     )
 
 
-def check_present(folder: pathlib.Path) -> pathlib.Path:
-    """The tokenizer's main file.
+def chat_templates(folder: pathlib.Path) -> ChatTemplates:
+    """The folder's chat templates, from where transformers takes them.
+
+    Files of their own (`chat_template.jinja` and those in `additional_chat_templates`) count
+    instead of what tokenizer_config.json holds, which may be one template or several with names.
 
     Raises:
-        CheckpointError: It is missing.
+        CheckpointError: A file is damaged.
     """
-    path = members.member(folder, _FILE)
-    if path is None:
-        raise CheckpointError(
-            f"{folder}: {_FILE} is missing; make it with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    return path
+    settings = _settings(folder)
+    named = _named_tokens(settings)
+    sources, name = _template_files(folder), "chat_template.jinja"
+    if not sources:
+        sources, name = _template_settings(folder, settings)
+    return ChatTemplates(
+        sources=sources,
+        where=str(folder / name),
+        bos_token=named.get("bos_token"),
+        eos_token=named.get("eos_token"),
+        more_tokens={k: v for k, v in named.items() if k not in ("bos_token", "eos_token")},
+    )
+
+
+def digests(folder: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of the files of the tokenizer and of the chat templates.
+
+    Raises:
+        CheckpointError: There is no tokenizer that can be read.
+    """
+    read = [path.name for path in folder_vocabulary.files(folder)]
+    return {
+        "tokenizer": members.digest(folder, *read, *_SETTINGS),
+        "chat_template": _template_digest(folder),
+    }
+
+
+def template_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Name to file of the chat templates that have a file of their own."""
+    found = {}
+    single = members.member(folder, "chat_template.jinja")
+    if single is not None:
+        found[DEFAULT] = single
+    for path in members.inside(folder, "additional_chat_templates", ".jinja"):
+        found[path.stem] = path
+    return found
 
 
 def _definition(
     folder: pathlib.Path, settings: Mapping[str, Any], vocab_size: int
-) -> tokenizer_json.Definition:
-    """tokenizer.json, checked against the other files and the model."""
-    path = check_present(folder)
-    content = members.parse_object(members.read_bytes(path), path)
-    definition = tokenizer_json.checked(content, str(path))
-    _check_added_tokens(definition, settings, str(path))
-    definition = _within(definition, vocab_size, str(path))
+) -> tuple[tokenizer_json.Definition, str]:
+    """The definition, checked against the other files and the model, and its file."""
+    content, where = folder_vocabulary.definition(folder, settings, vocab_size)
+    definition = tokenizer_json.checked(content, where)
+    _check_added_tokens(definition, settings, where)
+    definition = _within(definition, vocab_size, where)
     largest = max(tokenizer_json.vocabulary(definition).values(), default=0)
     if largest >= vocab_size:
         raise CheckpointError(
-            f"{path}: has a token with id {largest}, but the model's vocabulary is {vocab_size}; "
+            f"{where}: has a token with id {largest}, but the model's vocabulary is {vocab_size}; "
             "the files belong to different models"
         )
-    return definition
+    return definition, where
 
 
 def _ids(
@@ -94,6 +130,62 @@ def _ids(
                 f"{where}: {named[key]!r} is missing, which tokenizer_config.json names as {key}"
             )
     return {key: known[token] for key, token in named.items() if token in known}
+
+
+def _template_digest(folder: pathlib.Path) -> str:
+    """The digest of the template files; that of the usual ones where there are no others."""
+    usual = members.digest(folder, *_TEMPLATES)
+    others = {name: path for name, path in template_files(folder).items() if path.parent != folder}
+    if not others:
+        return usual
+    digest = hashlib.sha256(usual.encode())
+    for name, path in sorted(others.items()):
+        digest.update(f"{name}\n".encode() + hashlib.sha256(members.read_bytes(path)).digest())
+    return digest.hexdigest()
+
+
+def _listed_ids(
+    definition: tokenizer_json.Definition, settings: Mapping[str, Any], where: str
+) -> list[int]:
+    """The ids of further special tokens, which are listed without a part of their own."""
+    known = tokenizer_json.vocabulary(definition)
+    found = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        values = settings.get(key)
+        for value in values if isinstance(values, list) else ():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if text in known:
+                found.append(known[text])
+            else:
+                _log.warning(
+                    "%s: %s of tokenizer_config.json names %r, which is no token and stays text",
+                    where,
+                    key,
+                    text,
+                )
+    return found
+
+
+def _tell_settings(settings: Mapping[str, Any], max_len: int, where: str) -> None:
+    """Says what of the settings is another tool's, or contradicts the model's configuration."""
+    limit = settings.get("model_max_length")
+    # transformers writes 10**30 where nobody knows.
+    if isinstance(limit, int | float) and 0 < limit < min(max_len, _NO_LIMIT):
+        _log.warning(
+            "%s: model_max_length is %d, max_position_embeddings of config.json is %d: somebody "
+            "changed one of them, and the latter counts; if the model was trained for %d tokens, "
+            "set engine.max_model_len to it",
+            where,
+            limit,
+            max_len,
+            limit,
+        )
+    if settings.get("add_eos_token") is True:
+        _log.warning(
+            "%s: add_eos_token is true; prompts stay open all the same, as they are to be "
+            "completed",
+            where,
+        )
 
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
@@ -112,7 +204,10 @@ def _optional_object(folder: pathlib.Path, name: str) -> dict[str, Any]:
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token`, `eos_token` and the like, each written as text or as an object with it."""
     named = {}
-    for key, value in settings.items():
+    extra = settings.get("extra_special_tokens")
+    # Newer files list what is special to one model by names of its own.
+    listed = {**settings, **extra} if isinstance(extra, Mapping) else settings
+    for key, value in listed.items():
         content = value.get("content") if isinstance(value, Mapping) else value
         if key.endswith("_token") and isinstance(content, str) and content:
             named[key] = content
@@ -184,38 +279,31 @@ def _adds_bos(
     return leading_id is not None
 
 
-def _chat_template(
-    folder: pathlib.Path, settings: Mapping[str, Any], named: Mapping[str, str]
-) -> ChatTemplate | None:
-    """The template of chat_template.jinja, chat_template.json or tokenizer_config.json."""
-    name, source = _template_source(folder, settings)
-    if source is None:
-        return None
-    more = {k: v for k, v in named.items() if k not in ("bos_token", "eos_token")}
-    try:
-        return ChatTemplate(
-            source,
-            bos_token=named.get("bos_token"),
-            eos_token=named.get("eos_token"),
-            more_tokens=more,
-        )
-    except TemplateError as error:
-        raise CheckpointError(f"{folder / name}: {error}") from None
+def _template_files(folder: pathlib.Path) -> dict[str, str]:
+    files = template_files(folder)
+    return {
+        name: members.read_bytes(path).decode("utf-8", errors="replace")
+        for name, path in files.items()
+    }
 
 
-def _template_source(folder: pathlib.Path, settings: Mapping[str, Any]) -> tuple[str, str | None]:
-    path = members.member(folder, "chat_template.jinja")
-    if path is not None:
-        return path.name, members.read_bytes(path).decode("utf-8", errors="replace")
+def _template_settings(
+    folder: pathlib.Path, settings: Mapping[str, Any]
+) -> tuple[dict[str, str], str]:
+    """The templates of chat_template.json or of tokenizer_config.json, and which it was."""
     name = "chat_template.json"
     source = _optional_object(folder, name).get("chat_template")
     if source is None:
         name = "tokenizer_config.json"
         source = settings.get("chat_template")
+    if source is None:
+        return {}, name
     if isinstance(source, list):
-        # Several named ones; like transformers, the one called "default" is used.
-        named = [entry for entry in source if isinstance(entry, Mapping)]
-        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
-    if source is not None and not isinstance(source, str):
-        raise CheckpointError(f"{folder / name}: chat_template is not text")
-    return name, source
+        entries = [entry if isinstance(entry, Mapping) else {} for entry in source]
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    sources = source if isinstance(source, Mapping) else {DEFAULT: source}
+    if not all(isinstance(part, str) for pair in sources.items() for part in pair):
+        raise CheckpointError(
+            f"{folder / name}: chat_template is not text, or a list of texts with names"
+        )
+    return dict(sources), name

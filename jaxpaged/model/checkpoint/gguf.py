@@ -16,10 +16,15 @@ import ml_dtypes
 import numpy as np
 
 from jaxpaged.errors import CheckpointError, ConfigError
+from jaxpaged.model.chat_templates import ChatTemplates
 from jaxpaged.model.checkpoint.gguf_config import build_config
 from jaxpaged.model.checkpoint.gguf_header import GgufHeader, StoredTensor, read_header
 from jaxpaged.model.checkpoint.gguf_metadata import Metadata
-from jaxpaged.model.checkpoint.gguf_tokenizer import CHAT_TEMPLATE, build_tokenizer
+from jaxpaged.model.checkpoint.gguf_tokenizer import (
+    CHAT_TEMPLATE,
+    build_tokenizer,
+    chat_templates,
+)
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.tokenizer import Tokenizer
@@ -75,6 +80,10 @@ class GgufCheckpoint:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer rebuilt from the metadata."""
         return build_tokenizer(Metadata(values=self._header.metadata, where=str(self.path)))
+
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates of the metadata."""
+        return chat_templates(Metadata(values=self._header.metadata, where=str(self.path)))
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 by part of the model; the file's size and tensor table stand for the weights."""

@@ -13,6 +13,9 @@ from jaxpaged.model.checkpoint.gguf_metadata import Metadata
 _PREFIX = "tokenizer.ggml."
 _SPACE = "▁"
 
+# Longer ones would make finding their merges slow; real ones have a few dozen.
+_MAX_PIECE_CHARS = 1024
+
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 
 
@@ -61,6 +64,9 @@ def _merges(
     if len(scores) != len(vocab):
         metadata.fail(_PREFIX + "scores", f"an entry for each of {len(vocab)} tokens")
     pieces = [piece for piece, index in vocab.items() if kinds[index] == _NORMAL]
+    longest = max(map(len, pieces), default=0)
+    if longest > _MAX_PIECE_CHARS:
+        metadata.fail(_PREFIX + "tokens", f"pieces of at most {_MAX_PIECE_CHARS} characters")
     pieces.sort(key=lambda piece: scores[vocab[piece]], reverse=True)
     return [
         (piece[:n], piece[n:])

@@ -8,14 +8,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpaged.errors import CheckpointError
 from jaxpaged.model import tokenizer_json
-from jaxpaged.model.chat_template import ChatTemplate, TemplateError
-from jaxpaged.model.checkpoint import gguf_sentencepiece
+from jaxpaged.model.chat_templates import DEFAULT, ChatTemplates
+from jaxpaged.model.checkpoint import byte_level, gguf_sentencepiece
 from jaxpaged.model.checkpoint.gguf_metadata import Metadata
 from jaxpaged.model.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
+_NAMED_TEMPLATE = f"{CHAT_TEMPLATE}."
 
 _PREFIX = "tokenizer.ggml."
 
@@ -23,30 +23,6 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 # Control tokens that end a turn or a text, for files that name only one end-of-sequence token.
 _TURN_ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>"})
-
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
-_SMOLLM = {
-    "type": "Sequence",
-    "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2],
-}
-
-
-def _words(digits: str) -> dict[str, Any]:
-    """Words, runs of digits as given, of punctuation, and of spaces, each by itself."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    steps = [split, {**_BYTE_LEVEL, "use_regex": False}]
-    return {"type": "Sequence", "pretokenizers": steps}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +37,12 @@ class _PreTokenizer:
 
 
 _PRE_TOKENIZERS = {
-    "gpt-2": _PreTokenizer(steps=_GPT2),
-    "smollm": _PreTokenizer(steps=_SMOLLM),
-    "llama-bpe": _PreTokenizer(steps=_words(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True),
+    "gpt-2": _PreTokenizer(steps=byte_level.GPT2),
+    "smollm": _PreTokenizer(steps=byte_level.SMOLLM),
+    "llama-bpe": _PreTokenizer(steps=byte_level.LLAMA3, ignore_merges=True, adds_bos=True),
     # Of all Qwens from the second on.
     "qwen2": _PreTokenizer(
-        steps=_words(r"\p{N}"), normalizer={"type": "NFC"}, ends=frozenset({"<|endoftext|>"})
+        steps=byte_level.QWEN2, normalizer={"type": "NFC"}, ends=frozenset({"<|endoftext|>"})
     ),
 }
 # Needs no steps: its merges cross words.
@@ -106,10 +82,33 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
         bos_id=ids.get("bos"),
         eos_ids=ends,
         adds_bos=metadata.flag(_PREFIX + "add_bos_token", pre.adds_bos),
-        chat_template=_chat_template(
-            metadata, {name: tokens[index] for name, index in ids.items()}
-        ),
+        chat_templates=chat_templates(metadata),
         where=metadata.where,
+    )
+
+
+def chat_templates(metadata: Metadata) -> ChatTemplates:
+    """The chat templates: the default one, and those that have names.
+
+    Raises:
+        CheckpointError: Metadata are malformed.
+    """
+    tokens = metadata.list_of(str, _PREFIX + "tokens")
+    named = {name: tokens[index] for name, index in _named_ids(metadata, len(tokens)).items()}
+    keys = [CHAT_TEMPLATE, *(key for key in metadata.values if key.startswith(_NAMED_TEMPLATE))]
+    more = {"unknown": "unk_token", "padding": "pad_token"}
+    return ChatTemplates(
+        sources={
+            key.removeprefix(_NAMED_TEMPLATE) if key != CHAT_TEMPLATE else DEFAULT: (
+                metadata.text(key)
+            )
+            for key in keys
+            if metadata.values.get(key) is not None
+        },
+        bos_token=named.get("bos"),
+        eos_token=named.get("eos"),
+        more_tokens={more[name]: token for name, token in named.items() if name in more},
+        where=f"{metadata.where}: {CHAT_TEMPLATE}",
     )
 
 
@@ -139,35 +138,11 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[dict[str, An
             _PREFIX + "pre", f"one of {', '.join(sorted(_PRE_TOKENIZERS))}, which are supported"
         )
     merges = [merge.split(" ") for merge in metadata.list_of(str, _PREFIX + "merges")]
-    definition = {
-        "version": "1.0",
-        "normalizer": pre.normalizer,
-        "pre_tokenizer": pre.steps,
-        "post_processor": None,
-        "decoder": _GPT2,
-        "model": {
-            "type": "BPE",
-            "unk_token": None,
-            "byte_fallback": False,
-            "ignore_merges": pre.ignore_merges,
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": merges,
-        },
-    }
+    definition = byte_level.definition(
+        {token: index for index, token in enumerate(tokens)},
+        merges,
+        steps=pre.steps,
+        normalizer=pre.normalizer,
+        ignore_merges=pre.ignore_merges,
+    )
     return definition, pre
-
-
-def _chat_template(metadata: Metadata, named: Mapping[str, str]) -> ChatTemplate | None:
-    source = metadata.values.get(CHAT_TEMPLATE)
-    if source is None:
-        return None
-    more = {"unknown": "unk_token", "padding": "pad_token"}
-    try:
-        return ChatTemplate(
-            metadata.text(CHAT_TEMPLATE),
-            bos_token=named.get("bos"),
-            eos_token=named.get("eos"),
-            more_tokens={more[name]: token for name, token in named.items() if name in more},
-        )
-    except TemplateError as error:
-        raise CheckpointError(f"{metadata.where}: {CHAT_TEMPLATE}: {error}") from None

@@ -47,6 +47,26 @@ def member(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     )
 
 
+def inside(folder: pathlib.Path, subfolder: str, ending: str) -> list[pathlib.Path]:
+    """The files of a folder in the folder whose names end so, by name; none if it is not there.
+
+    Raises:
+        CheckpointError: A link leads out of the model folder, or the folder cannot be read.
+    """
+    try:
+        paths = sorted((folder / subfolder).glob(f"*{ending}"))
+        for path in paths:
+            target = path.resolve(strict=True)
+            if not any(target.is_relative_to(home) for home in _homes(folder)):
+                raise CheckpointError(
+                    f"{path} is a link to {target}, outside the model folder; copy the file into "
+                    "the folder"
+                )
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / subfolder}: cannot be read: {error}") from None
+    return [path for path in paths if path.is_file()]
+
+
 def check_downloaded(beginning: bytes, path: pathlib.Path) -> None:
     """Makes sure that a file is not the pointer that Git LFS leaves in its place.
 

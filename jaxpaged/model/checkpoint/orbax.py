@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpaged.errors import CheckpointError
-from jaxpaged.model.checkpoint import members, orbax_arrays
-from jaxpaged.model.checkpoint.folder_tokenizer import (
-    TEMPLATE_FILES,
-    TOKENIZER_FILES,
-    build_tokenizer,
-    check_present,
-)
+from jaxpaged.model.chat_templates import ChatTemplates
+from jaxpaged.model.checkpoint import folder_tokenizer, members, orbax_arrays
+from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer
 from jaxpaged.model.checkpoint.orbax_index import WEIGHTS, StoredArray, read_index
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.tokenizer import Tokenizer
@@ -54,7 +50,13 @@ class OrbaxCheckpoint:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the folder's tokenizer files."""
-        return build_tokenizer(self.path, self.config.vocab_size)
+        return build_tokenizer(
+            self.path, self.config.vocab_size, max_len=self.config.max_position_embeddings
+        )
+
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates, as the tokenizer has them."""
+        return folder_tokenizer.chat_templates(self.path)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 by part of the model; of the weights it is that of all values, when written.
@@ -62,12 +64,10 @@ class OrbaxCheckpoint:
         Raises:
             CheckpointError: There is no tokenizer.
         """
-        check_present(self.path)
         return {
             **self._index.fingerprint(),
             "generation_config": members.digest(self.path, "generation_config.json"),
-            "tokenizer": members.digest(self.path, *TOKENIZER_FILES),
-            "chat_template": members.digest(self.path, *TEMPLATE_FILES),
+            **folder_tokenizer.digests(self.path),
         }
 
     def weight_files(self) -> list[pathlib.Path]:
