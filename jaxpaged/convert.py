@@ -33,6 +33,7 @@ from jaxpaged.model.checkpoint.orbax_index import (
     DTypeName,
     OrbaxIndex,
     StoredArray,
+    piece_name,
 )
 from jaxpaged.storage.disk import Disk
 
@@ -167,8 +168,9 @@ def _write_arrays(
                 f"{folder}: no space left: {name} takes {_size(values.nbytes)}, free are "
                 f"{_size(free)}; nothing is left of it"
             )
-        orbax_arrays.save(folder / name, values)
         arrays[name] = StoredArray.of(values)
+        for number, part in enumerate(arrays[name].pieces):
+            orbax_arrays.save(folder / piece_name(name, number), values[part])
         written += values.nbytes
         note(f"written {name}, {values.dtype.name}{list(values.shape)}: {_size(written)}")
     return arrays

@@ -2,7 +2,7 @@
 
 The only place that knows both the checkpoint's names and the module tree. Tensors are read one at
 a time into memory that a CPU's arrays then take over, so loading needs the weights themselves plus
-one tensor; plus one stack of a single kind where stacks are stored, or packed.
+one tensor.
 """
 
 import collections.abc
@@ -117,7 +117,7 @@ def stack_name(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _largest_first(item: tuple[Path, Any]) -> tuple[int, str, int]:
+def _largest_first(item: tuple[Path, nnx.Variable]) -> tuple[int, str, int]:
     """Arrays of one kind follow each other, since some checkpoints store them together."""
     path, variable = item
     kind = stack_name(tuple(part for part in path if not isinstance(part, int)))
@@ -161,21 +161,11 @@ def _quantize_onto(
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
-    if isinstance(checkpoint, StackedCheckpoint) and path[0] != "layers":
-        return _restored(checkpoint, path, target)
     return _on_device(_host_array(checkpoint, path, target.shape, target.dtype))
 
 
 def _stacked(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
-    if isinstance(checkpoint, StackedCheckpoint) and path[-1] != "panels":
-        return _restored(checkpoint, path, target)
     return _on_device(_host_stack(checkpoint, path, target.shape, target.dtype))
-
-
-def _restored(checkpoint: StackedCheckpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array that is stored as the decoder has it, on the default device."""
-    place = jnp.zeros(()).sharding
-    return checkpoint.stack(stack_name(path), dtype=target.dtype, sharding=place)
 
 
 def _host_stack(
@@ -184,6 +174,8 @@ def _host_stack(
     if path[0] != "layers":
         return _host_array(checkpoint, path, shape, dtype)
     stack = _empty(shape, dtype)
+    if isinstance(checkpoint, StackedCheckpoint) and path[-1] != "panels":
+        return _filled(stack, checkpoint, path)
     for index in range(shape[0]):
         name = _tensor_name(("layers", index, *path[1:]))
         stack[index] = _oriented(_read(checkpoint, name), path)
@@ -194,7 +186,16 @@ def _host_array(
     checkpoint: Checkpoint, path: Path, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
     array = _empty(shape, dtype)
+    if isinstance(checkpoint, StackedCheckpoint) and path[0] != "layers":
+        return _filled(array, checkpoint, path)
     array[...] = _oriented(_read(checkpoint, _tensor_name(path)), path)
+    return array
+
+
+def _filled(array: np.ndarray, checkpoint: StackedCheckpoint, path: Path) -> np.ndarray:
+    """The array with the values that are stored as the decoder has them."""
+    for part, values in checkpoint.pieces(stack_name(path)):
+        array[part] = values
     return array
 
 
@@ -220,10 +221,10 @@ def _stored_dtype(checkpoint: Checkpoint, path: Path) -> np.dtype:
         for name in _tensor_names(checkpoint, _tensor_name(one))
     }
     dtypes = {checkpoint.stored_dtype(name) for name in names}
-    known = {dtype for dtype in dtypes if dtype is not None and dtype in _STORED_DTYPES}
+    known = [dtype for dtype in dtypes if dtype is not None and dtype in _STORED_DTYPES]
     if len(known) < len(dtypes):
         return np.dtype(jnp.bfloat16)
-    return known.pop() if len(known) == 1 else np.dtype(np.float32)
+    return known[0] if len(known) == 1 else np.dtype(np.float32)
 
 
 def _read(checkpoint: Checkpoint, name: str) -> np.ndarray:

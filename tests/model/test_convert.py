@@ -212,10 +212,10 @@ def test_orbax_reads_the_folder_as_one_composite_checkpoint(converted):
     import orbax.checkpoint as ocp
 
     index = json.loads((converted / MARKER).read_text())
-    items = {name: ocp.args.PyTreeRestore() for name in index["arrays"]}
+    items = {f"{name}.000": ocp.args.PyTreeRestore() for name in index["arrays"]}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         found = checkpointer.restore(converted / "weights", args=ocp.args.Composite(**items))
-    shapes = {name: list(found[name]["array"].shape) for name in items}
+    shapes = {name: list(found[f"{name}.000"]["array"].shape) for name in index["arrays"]}
     assert shapes == {name: array["shape"] for name, array in index["arrays"].items()}
 
 
@@ -371,3 +371,19 @@ def test_routed_experts_are_stored_as_the_decoder_has_them(tmp_path):
     found = convert.convert(str(folder), tmp_path / "out")
     for loop in ("scan", "unrolled"):
         assert_same(decoder(found, layer_loop=loop), decoder(folder, layer_loop=loop))
+
+
+@pytest.mark.parametrize("loop", ["scan", "unrolled"])
+def test_arrays_in_several_pieces_are_put_together(tmp_path, loop):
+    shape = {"hidden": 256, "layers": 5, "intermediate": 7168, "vocab_size": 34_000, "tie": True}
+    folder = tiny.write_tiny_llama(tmp_path / "tiny", **shape)
+    found = convert.convert(str(folder), tmp_path / "out")
+    arrays = json.loads((found / MARKER).read_text())["arrays"]
+    # 7 MiB a layer, and 33 MiB of embeddings.
+    assert arrays["layers.mlp.up_proj.kernel"]["rows"] == 4
+    assert arrays["embed_tokens"]["rows"] == 32768
+    assert (found / "weights" / "layers.mlp.up_proj.kernel.001").is_dir()
+    assert_same(decoder(found, layer_loop=loop), decoder(folder, layer_loop=loop))
+    name = "model.embed_tokens.weight"
+    source = open_checkpoint(folder)
+    np.testing.assert_array_equal(open_checkpoint(found).tensor(name), source.tensor(name))

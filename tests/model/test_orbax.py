@@ -18,6 +18,7 @@ from jaxpaged.model.checkpoint.orbax_index import MARKER
 from jaxpaged.model.checkpoint.tensors import check_tensors
 
 UP = "layers.mlp.up_proj.kernel"
+PIECE = f"{UP}.000"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def rewrite(folder: pathlib.Path, *keys: str, value: Any) -> None:  # noqa: ANN4
 
 def largest(folder: pathlib.Path, array: str = UP) -> pathlib.Path:
     """The file with an array's values."""
-    files = [path for path in (folder / "weights" / array).rglob("*") if path.is_file()]
+    files = [path for path in (folder / "weights" / f"{array}.000").rglob("*") if path.is_file()]
     return max(files, key=lambda path: path.stat().st_size)
 
 
@@ -102,7 +103,15 @@ def test_other_version_is_refused_by_number(mine, version):
         (("arrays", UP, "dtype"), "object", "dtype"),
         (("arrays", UP, "shape"), [2, -1], "shape"),
         (("arrays", UP, "shape"), [2, 2**50, 4], "shape"),
-        (("arrays", "../up"), {"shape": [1], "dtype": "float32", "sha256": ""}, "not the name"),
+        (("arrays", UP, "shape"), [], "shape"),
+        (("arrays", UP, "rows"), 0, "pieces of 0 rows"),
+        (("arrays", UP, "rows"), 3, "pieces of 3 rows"),
+        (("arrays", "embed_tokens", "shape"), [2**39, 32], "pieces of 272 rows"),
+        (
+            ("arrays", "../up"),
+            {"shape": [1], "dtype": "float32", "rows": 1, "sha256": ""},
+            "not the name",
+        ),
         (("files", "../../etc/passwd"), 5, "not a file below"),
         (("files", "/etc/passwd"), 5, "not a file below"),
         (("files", "none"), 5, "none: cannot be read"),
@@ -135,7 +144,7 @@ def test_missing_array_is_named_before_weights_are_read(mine):
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight missing"):
         check_tensors(found.config, found.shapes(), str(mine))
     with pytest.raises(CheckpointError, match=r"array norm\.scale is missing"):
-        found.stack("norm.scale", dtype=np.dtype("float32"), sharding=None)
+        next(found.pieces("norm.scale"))
     with pytest.raises(CheckpointError, match=r"tensor model\.norm\.weight is missing"):
         found.tensor("model.norm.weight")
 
@@ -152,7 +161,7 @@ def test_changed_shape_is_named_before_weights_are_read(mine, shape, message):
 
 
 def test_array_of_another_shape_than_the_index_says_is_refused(mine):
-    other = mine / "weights" / UP
+    other = mine / "weights" / PIECE
     shutil.rmtree(other)
     orbax_arrays.save(other, np.zeros((2, 64, 32), np.float32))
     files = {
@@ -168,8 +177,14 @@ def test_array_of_another_shape_than_the_index_says_is_refused(mine):
         found.tensor("model.layers.0.mlp.up_proj.weight")
 
 
+def test_array_of_another_dtype_than_the_index_says_is_refused(mine):
+    rewrite(mine, "arrays", UP, "dtype", value="bfloat16")
+    with pytest.raises(CheckpointError, match="is float32; its index says bfloat16"):
+        open_checkpoint(mine).tensor("model.layers.0.mlp.up_proj.weight")
+
+
 def test_missing_folder_of_an_array_is_refused(mine):
-    shutil.rmtree(mine / "weights" / UP)
+    shutil.rmtree(mine / "weights" / PIECE)
     with pytest.raises(CheckpointError, match=r"cannot be read: .*copy the whole folder"):
         open_checkpoint(mine)
 
@@ -189,7 +204,7 @@ def test_values_that_are_gone_are_refused(mine):
 
 @pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA"])
 def test_garbage_of_the_right_size_is_refused_when_it_is_read(mine, name):
-    path = mine / "weights" / UP / name
+    path = mine / "weights" / PIECE / name
     path.write_bytes(b"\x07" * path.stat().st_size)
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_checkpoint(mine).tensor("model.layers.0.mlp.up_proj.weight")
@@ -204,8 +219,8 @@ def test_link_out_of_the_folder_is_refused(mine, tmp_path):
 
 
 def test_folder_that_is_a_link_out_is_refused(mine, tmp_path):
-    (mine / "weights" / UP).rename(tmp_path / "elsewhere")
-    (mine / "weights" / UP).symlink_to(tmp_path / "elsewhere")
+    (mine / "weights" / PIECE).rename(tmp_path / "elsewhere")
+    (mine / "weights" / PIECE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="outside the model folder"):
         open_checkpoint(mine)
 
@@ -217,7 +232,7 @@ def test_link_inside_the_folder_is_followed(mine):
     assert open_checkpoint(mine).tensor("model.layers.0.mlp.up_proj.weight").shape == (64, 32)
 
 
-@pytest.mark.parametrize("place", ["checkpoint", f"{UP}/checkpoint", f"{UP}/d/more.pkl"])
+@pytest.mark.parametrize("place", ["checkpoint", f"{PIECE}/checkpoint", f"{PIECE}/d/more.pkl"])
 def test_file_that_nobody_wrote_is_refused(mine, place):
     # Of another Orbax's layout: it would be read in the place of the values.
     (mine / "weights" / place).write_bytes(b"cos\nsystem\n(S'true'\ntR.")

@@ -4,7 +4,8 @@ Knows the formats' modules; they know nothing of each other. Nothing here loads 
 """
 
 import pathlib
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -65,8 +66,9 @@ class Checkpoint(Protocol):
 class StackedCheckpoint(Checkpoint, Protocol):
     """One that holds the arrays of a decoder with stacked layers, as the decoder has them."""
 
-    def stack(self, name: str, *, dtype: np.dtype, sharding: Any) -> Any:  # noqa: ANN401
-        """An array by its place in the module tree, as a `jax.Array` of that dtype and sharding."""
+    def pieces(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
+        """An array by its place in the module tree, cut along its first axis: each part and its
+        values, in the stored dtype."""
         ...
 
 

@@ -2,13 +2,13 @@
 
 jaxpaged-checkpoint.json    the index: configuration, arrays, where they came from
 tokenizer.json ...          as in a folder of Hugging Face layout
-weights/NAME                one Orbax checkpoint for each array of the decoder, layers stacked
+weights/NAME.000            Orbax checkpoints: the pieces of each array of the decoder
 """
 
 import functools
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,12 @@ from jaxpaged.errors import CheckpointError
 from jaxpaged.model.chat_templates import ChatTemplates
 from jaxpaged.model.checkpoint import folder_tokenizer, members, orbax_arrays
 from jaxpaged.model.checkpoint.folder_tokenizer import build_tokenizer
-from jaxpaged.model.checkpoint.orbax_index import WEIGHTS, StoredArray, read_index
+from jaxpaged.model.checkpoint.orbax_index import (
+    WEIGHTS,
+    StoredArray,
+    piece_name,
+    read_index,
+)
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.tokenizer import Tokenizer
 
@@ -45,8 +50,8 @@ class OrbaxCheckpoint:
         self.path = path
         self._index = read_index(path)
         self.config = self._index.config
-        # The last array that a tensor was cut out of: those of all layers lie in one.
-        self._last: tuple[str, np.ndarray] | None = None
+        # The last piece that a tensor was cut out of: there may be several layers in one.
+        self._last: tuple[pathlib.Path, np.ndarray] | None = None
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the folder's tokenizer files."""
@@ -97,33 +102,34 @@ class OrbaxCheckpoint:
             CheckpointError: There is no such tensor, or it cannot be read.
         """
         place = self._place(name)
-        if self._last is None or self._last[0] != place.array:
-            # The old one goes before there is a new one.
-            self._last = None
-            self._last = place.array, self._read(place.array)
-        values = self._last[1][place.lead]
+        array = self._array(place.array)
+        if not place.lead:
+            whole = np.empty(array.shape, array.numpy_dtype)
+            for part, values in self.pieces(place.array):
+                whole[part] = values
+            return whole.T if place.is_transposed else whole
+        number, row = divmod(place.lead[0], array.rows)
+        values = self._held_piece(place.array, number)[row, *place.lead[1:]]
         return values.T if place.is_transposed else values
 
-    def stack(self, name: str, *, dtype: np.dtype, sharding: Any) -> Any:  # noqa: ANN401
-        """An array as the decoder has it, as a `jax.Array` of that dtype and sharding.
+    def pieces(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
+        """An array as the decoder has it, cut along its first axis: each part and its values.
 
         Raises:
             CheckpointError: There is no such array, or it cannot be read.
         """
-        array = self._array(name)
-        return orbax_arrays.restore(
-            self.path / WEIGHTS / name, shape=array.shape, dtype=dtype, sharding=sharding
-        )
+        for number, part in enumerate(self._array(name).pieces):
+            yield part, self._read(name, number)
 
     @functools.cached_property
     def _places(self) -> dict[str, _Place]:
         return {
             tensor: place
             for name, array in self._index.arrays.items()
-            for tensor, place in self._held(name, array)
+            for tensor, place in self._tensors_in(name, array)
         }
 
-    def _held(self, name: str, array: StoredArray) -> Iterator[tuple[str, _Place]]:
+    def _tensors_in(self, name: str, array: StoredArray) -> Iterator[tuple[str, _Place]]:
         """The Hugging Face names of the tensors in an array."""
         stem, _, leaf = name.rpartition(".")
         # An embedding or a head stands for itself.
@@ -159,8 +165,23 @@ class OrbaxCheckpoint:
             raise CheckpointError(f"{self.path}: array {name} is missing")
         return array
 
-    def _read(self, name: str) -> np.ndarray:
+    def _held_piece(self, name: str, number: int) -> np.ndarray:
+        path = self._piece(name, number)
+        if self._last is None or self._last[0] != path:
+            # The old one goes before there is a new one.
+            self._last = None
+            self._last = path, self._read(name, number)
+        return self._last[1]
+
+    def _read(self, name: str, number: int) -> np.ndarray:
         array = self._array(name)
-        return orbax_arrays.restore(
-            self.path / WEIGHTS / name, shape=array.shape, dtype=array.numpy_dtype, sharding=None
-        )
+        shape = array.piece_shape(array.pieces[number])
+        values = orbax_arrays.restore(self._piece(name, number), shape=shape)
+        if values.dtype != array.numpy_dtype:
+            raise CheckpointError(
+                f"{self._piece(name, number)} is {values.dtype}; its index says {array.dtype}"
+            )
+        return values
+
+    def _piece(self, name: str, number: int) -> pathlib.Path:
+        return self.path / WEIGHTS / piece_name(name, number)

@@ -1,8 +1,8 @@
-"""One array as an Orbax checkpoint of its own: written, and read to where it is wanted.
+"""One array as an Orbax checkpoint of its own, written and read.
 
 The one module that knows Orbax, which is imported, and with it JAX, when an array is read or
-written. One checkpoint for each array keeps both in bounded memory. `CompositeCheckpointHandler`
-of Orbax sees their folder as a whole.
+written. Orbax holds what it reads or writes several times, which many small checkpoints keep small;
+its `CompositeCheckpointHandler` sees their folder as a whole.
 """
 
 import contextlib
@@ -47,30 +47,19 @@ def save(path: pathlib.Path, array: np.ndarray) -> None:
         raise StorageError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
-def restore(
-    path: pathlib.Path,
-    *,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    sharding: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
-    """The array that was written.
+def restore(path: pathlib.Path, *, shape: tuple[int, ...]) -> np.ndarray:
+    """The array that was written, in the dtype it was written in.
 
     Args:
         path: Of the checkpoint.
         shape: What it must have.
-        dtype: What the values are cast to while they are read.
-        sharding: Where a `jax.Array` is wanted; None for a NumPy array.
 
     Raises:
         CheckpointError: It cannot be read, or has another shape.
         ConfigError: Orbax is not installed.
     """
     ocp = _import_orbax()
-    if sharding is None:
-        args = ocp.RestoreArgs(restore_type=np.ndarray, dtype=dtype)
-    else:
-        args = ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype, global_shape=shape)
+    how = {_KEY: ocp.RestoreArgs(restore_type=np.ndarray)}
     try:
         with _quiet(), ocp.Checkpointer(_handler(ocp)) as checkpointer:
             # Before any value: memory is taken for the shape that is stored.
@@ -79,7 +68,7 @@ def restore(
                 raise CheckpointError(
                     f"{path} has shape {list(stored.shape)}; its index says {list(shape)}"
                 )
-            wanted = ocp.args.PyTreeRestore(restore_args={_KEY: args})
+            wanted = ocp.args.PyTreeRestore(restore_args=how)
             return checkpointer.restore(path.resolve(), args=wanted)[_KEY]
     except _DAMAGED as error:
         raise CheckpointError(

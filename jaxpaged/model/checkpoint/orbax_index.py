@@ -30,6 +30,10 @@ _VERSION = 1
 _MAX_LAYERS = 4096
 _MAX_EXPERTS = 2**17
 _MAX_RANK = 8
+_MAX_PIECES = 2**16
+
+# Reading and writing hold a piece a few times over.
+_PIECE_BYTES = 32 * 2**20
 
 DTypeName = Literal["bfloat16", "float16", "float32"]
 
@@ -42,16 +46,18 @@ _DTYPES: dict[DTypeName, np.dtype] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """One array, as the decoder has it.
+    """One array, as the decoder has it, cut along its first axis.
 
     Attributes:
         shape: The layers first where there are several; linear maps are `[in, out]`.
         dtype: Name of its dtype.
+        rows: How much of the first axis is in a piece; the last piece may have less.
         sha256: Of its values, as they were written.
     """
 
     shape: tuple[int, ...]
     dtype: DTypeName
+    rows: int
     sha256: str
 
     @classmethod
@@ -59,7 +65,23 @@ class StoredArray:
         """What is to know of an array."""
         names: dict[np.dtype, DTypeName] = {dtype: name for name, dtype in _DTYPES.items()}
         digest = hashlib.sha256(values.reshape(-1).view(np.uint8).data)
-        return cls(shape=values.shape, dtype=names[values.dtype], sha256=digest.hexdigest())
+        rows = max(1, _PIECE_BYTES // max(1, values[:1].nbytes))
+        return cls(
+            shape=values.shape,
+            dtype=names[values.dtype],
+            rows=min(rows, values.shape[0]),
+            sha256=digest.hexdigest(),
+        )
+
+    @property
+    def pieces(self) -> list[slice]:
+        """What of the first axis is in each piece."""
+        count = self.shape[0]
+        return [slice(n, min(n + self.rows, count)) for n in range(0, count, self.rows)]
+
+    def piece_shape(self, piece: slice) -> tuple[int, ...]:
+        """The shape of a piece."""
+        return (piece.stop - piece.start, *self.shape[1:])
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -98,6 +120,11 @@ class OrbaxIndex:
         """The content of the file."""
         value = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self)}
         return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def piece_name(array: str, number: int) -> str:
+    """The folder of a piece, below `weights`."""
+    return f"{array}.{number:03}"
 
 
 def read_index(folder: pathlib.Path) -> OrbaxIndex:
@@ -178,8 +205,11 @@ def _check_arrays(arrays: Mapping[str, StoredArray], path: pathlib.Path) -> None
     for name, array in arrays.items():
         if not name or "/" in name or "\\" in name or name.startswith("."):
             raise _damaged(path, f"{name!r} is not the name of an array")
-        if len(array.shape) > _MAX_RANK or any(not 0 < size < 2**40 for size in array.shape):
+        is_shape = all(0 < size < 2**40 for size in array.shape)
+        if not is_shape or not 1 <= len(array.shape) <= _MAX_RANK:
             raise _damaged(path, f"array {name} has the shape {list(array.shape)}")
+        if not 1 <= array.rows <= array.shape[0] <= array.rows * _MAX_PIECES:
+            raise _damaged(path, f"array {name} is in pieces of {array.rows} rows")
 
 
 def _check_files(folder: pathlib.Path, files: Mapping[str, int], index: pathlib.Path) -> None:
