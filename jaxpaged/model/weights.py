@@ -9,7 +9,6 @@ import collections.abc
 import math
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
