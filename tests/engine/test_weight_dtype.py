@@ -19,7 +19,8 @@ from jaxpaged.engine import limits
 from jaxpaged.engine.memory import check_weights
 from jaxpaged.errors import CapacityError, ConfigError
 from jaxpaged.model import unpaged, weights
-from jaxpaged.model.checkpoint import Checkpoint, open_checkpoint
+from jaxpaged.model.checkpoint import open_checkpoint
+from jaxpaged.model.checkpoint.folder import FolderCheckpoint
 from jaxpaged.model.config_options import RoutedExperts
 from jaxpaged.model.layers import Panels
 from jaxpaged.model.llama import Llama
@@ -150,21 +151,16 @@ def test_a_gguf_file_is_quantised_too(tmp_path) -> None:
     assert np.mean(np.abs(logits_of(model) - logits_of(plain))) < 0.1
 
 
-class Watched:
+class Watched(FolderCheckpoint):
     """A checkpoint that knows which of its tensors somebody still holds."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.config = checkpoint.config
-        self.path = checkpoint.path
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__(path)
         self.most_alive = 0
-        self._checkpoint = checkpoint
         self._read: list[weakref.ref[np.ndarray]] = []
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._checkpoint, name)
-
     def tensor(self, name: str) -> np.ndarray:
-        tensor = np.array(self._checkpoint.tensor(name))
+        tensor = np.array(super().tensor(name))
         self._read.append(weakref.ref(tensor))
         self.most_alive = max(self.most_alive, sum(ref() is not None for ref in self._read))
         return tensor
@@ -175,9 +171,9 @@ class Watched:
 def test_one_tensor_at_a_time_is_held_while_loading(
     folder: pathlib.Path, attention, weight_dtype: WeightDType
 ) -> None:
-    watched = Watched(open_checkpoint(folder))
+    watched = Watched(folder)
     weights.load(
-        watched,  # type: ignore[arg-type]
+        watched,
         dtype=jnp.dtype(jnp.float32),
         layer_loop="scan",
         attention=attention,

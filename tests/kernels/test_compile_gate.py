@@ -341,7 +341,7 @@ def test_every_kernel_has_a_budget_and_every_budget_a_kernel(
 ):
     expected = {
         (kernel, case.kv_dtype, case.head_dim)
-        for case in (cases.TRITON_CASES | cases.MOSAIC_CASES).values()
+        for case in (cases.TRITON_CASES | cases.LINEAR_CASES | cases.MOSAIC_CASES).values()
         for kernel in case.kernels
     }
     assert set(gate.read_budgets(gate.BUDGETS.read_text())) == expected
