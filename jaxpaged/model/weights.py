@@ -98,11 +98,16 @@ def stack_name(path: Path) -> str:
 
 
 def _largest_first(item: tuple[Path, nnx.Variable]) -> tuple[int, str, int]:
-    """Arrays of one kind follow each other, since some checkpoints store them together."""
+    """By the size of a tensor: a stack is read one tensor at a time.
+
+    Arrays of one kind follow each other, since some checkpoints store them together.
+    """
     path, variable = item
+    shape = variable.get_value().shape
+    layer = next((part for part in path if isinstance(part, int)), None)
+    is_stack = path[0] == "layers" and layer is None
     kind = stack_name(tuple(part for part in path if not isinstance(part, int)))
-    layer = next((part for part in path if isinstance(part, int)), 0)
-    return -variable.get_value().size, kind, layer
+    return -math.prod(shape[1:] if is_stack else shape), kind, layer or 0
 
 
 def _single(checkpoint: Checkpoint, path: Path, target: jax.ShapeDtypeStruct) -> jax.Array:
