@@ -117,12 +117,19 @@ def stack_name(path: Path) -> str:
 
 
 def _largest_first(item: tuple[Path, nnx.Variable]) -> tuple[int, str, int]:
-    """Arrays of one kind follow each other, since some checkpoints store them together."""
+    """By the size of a tensor: a stack is read one tensor at a time.
+
+    Arrays of one kind follow each other, since some checkpoints store them together.
+    """
     path, variable = item
+    layer = next((part for part in path if isinstance(part, int)), None)
+    is_stack = path[0] == "layers" and layer is None
     kind = stack_name(tuple(part for part in path if not isinstance(part, int)))
-    layer = next((part for part in path if isinstance(part, int)), 0)
-    size = sum(part.size for part in jax.tree.leaves(variable.get_value()))
-    return -size, kind, layer
+    size = sum(
+        math.prod(part.shape[1:] if is_stack else part.shape)
+        for part in jax.tree.leaves(variable.get_value())
+    )
+    return -size, kind, layer or 0
 
 
 def _value(

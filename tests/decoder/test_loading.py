@@ -44,9 +44,9 @@ print(json.dumps({"weights": sum(sizes), "stack": max(sizes), "peak": peak}))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, pathlib.Path]:
-    """One model of 36 million weights in every format."""
+    """One model of 61 million weights in every format."""
     place = tmp_path_factory.mktemp("models")
-    shape = {"hidden": 512, "layers": 6, "intermediate": 2560, "vocab_size": 8192, "tie": True}
+    shape = {"hidden": 512, "layers": 12, "intermediate": 2560, "vocab_size": 8192, "tie": True}
     single = tiny.write_tiny_llama(place / "single", **shape)
     sharded = tiny.write_tiny_llama(place / "sharded", **shape, dtype="bfloat16", num_shards=4)
     tokenizer = json.loads((single / "tokenizer.json").read_text())
@@ -79,6 +79,6 @@ def test_peak_is_the_weights_and_one_stack(models, name, dtype, attention):
     root = pathlib.Path(convert.__file__).parents[1]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
     took = json.loads(done.stdout)
-    # Beside the arrays: pages of files, and chunks that are being read.
-    allowed = took["weights"] + took["stack"] + 40 * MIB
+    # Beside the arrays: pages of files, and what Orbax holds of a piece or leaves to the allocator.
+    allowed = took["weights"] + took["stack"] + 64 * MIB
     assert took["weights"] <= took["peak"] <= allowed, took
