@@ -251,7 +251,7 @@ def _flax() -> dict[str, types.ModuleType]:
     nnx = types.ModuleType("flax.nnx", "Stands in for flax.nnx.")
     parts = (GraphDef, List, Module, Param, State)
     functions = (eval_shape, from_flat_state, merge, split, to_flat_state)
-    nnx.__dict__.update({part.__name__: part for part in (*parts, *functions)})
+    nnx.__dict__.update({part.__name__: part for part in (*parts, *functions)}, Variable=Param)
     package = types.ModuleType("flax", "Stands in for flax.")
     package.__dict__.update(nnx=nnx, __path__=[])
     return {"flax": package, "flax.nnx": nnx}

@@ -135,9 +135,9 @@ def check_weights(
             f"a model of at most {numbers * available // needed:,} parameters; this one has "
             f"{numbers:,}",
         ]
-        if weight_dtype is None:
-            narrow = size(_weights_bytes(shapes, dtype, "int8"))
-            changes.insert(0, f"engine.weight_dtype: int8, which needs {narrow}")
+        narrow = _weights_bytes(shapes, dtype, "int8")
+        if weight_dtype is None and narrow < needed:
+            changes.insert(0, f"engine.weight_dtype: int8, which needs {size(narrow)}")
         if dtype == "float32":
             halved = size(_weights_bytes(shapes, "bfloat16", weight_dtype))
             changes.insert(0, f"engine.dtype: bfloat16, which needs {halved}")

@@ -139,7 +139,11 @@ def check_call(
 def metered_filters(filters: Mapping[str, _Function]) -> dict[str, _Function]:
     """Jinja's filters, each of which pays."""
     wanted = {name: filters[name] for name in filters if name not in MISSING_FILTERS}
-    own = {"sum": _sum, "tojson": json_filter(), "join": _join_filter(filters["join"])}
+    own = {
+        "sum": jinja2.pass_context(_sum),
+        "tojson": json_filter(),
+        "join": _join_filter(filters["join"]),
+    }
     return {name: _metered_filter(name, function) for name, function in {**wanted, **own}.items()}
 
 
@@ -345,7 +349,6 @@ def _join_filter(join: _Function) -> _Function:
     return checked
 
 
-@jinja2.pass_context
 def _sum(
     context: Any,  # noqa: ANN401 - with a sandbox, which imports this module
     iterable: Iterable[object],

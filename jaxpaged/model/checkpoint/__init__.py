@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.chat_templates import ChatTemplates
-from jaxpaged.model.checkpoint.orbax_index import MARKER
 from jaxpaged.model.checkpoint.tensors import Shape
 from jaxpaged.model.config import ModelConfig
 from jaxpaged.model.tokenizer import Tokenizer
@@ -80,7 +79,10 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
         CheckpointError: The files are missing, damaged or not of a supported model.
         ConfigError: A package that the format needs is not installed.
     """
-    # Imported here: a job on one format does not load the other's packages.
+    # Imported here: a job on one format does not load the others' packages, an engine that is given
+    # its weights none of them.
+    from jaxpaged.model.checkpoint.orbax_index import MARKER
+
     if (path / MARKER).exists():
         from jaxpaged.model.checkpoint.orbax import OrbaxCheckpoint
 

@@ -10,9 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from jaxpaged.errors import CheckpointError
 
 MAX_RANK = 4096
@@ -143,6 +140,10 @@ class AdapterConfig:
 
         RE2 takes time proportional to the text; Python's own engine can be made to run for ever.
         """
+        # Here, for few adapters have expressions and an engine does without tables.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         options = pc.MatchSubstringOptions(f"^(?:{pattern})$")
         try:
             fits = pc.call_function(
