@@ -6,6 +6,7 @@ are the library's own matter (`hf auth login`): none goes through here.
 """
 
 import dataclasses
+import fnmatch
 import hashlib
 import importlib
 import json
@@ -32,6 +33,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Files of the model's own folder, not of those below it: configuration, tokenizer, templates.
 _TEXTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
 _BELOW = "*/*"
+_NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -167,13 +169,17 @@ class _Repository:
             raise self._explained(error) from None
 
     def _downloaded(self) -> pathlib.Path:
-        # Only to find out if there is one: unlike what follows, it fails at once.
+        # Fails at once, unlike what follows, if there is no such repository.
         api = self._hub.HfApi(endpoint=self._where["endpoint"])
-        api.repo_info(self._asked.repository, revision=self._revision)
+        info = api.repo_info(self._asked.repository, revision=self._revision)
         # By the name of a branch, so that the cache remembers where it was.
         if self._asked.file:
             return self._get([_exactly(self._asked.file)], self._revision)
         folder = self._get(_TEXTS, self._revision)
+        names = [file.rfilename for file in info.siblings or ()]
+        if templates := fnmatch.filter(names, _NAMED_TEMPLATES):
+            self._get([_exactly(name) for name in templates], folder.name)
+        # Last, so that a cache with weights has all.
         return self._get([_exactly(name) for name in _weights(folder)], folder.name)
 
     def _get(self, patterns: Sequence[str], revision: str) -> pathlib.Path:
@@ -210,7 +216,7 @@ class _Repository:
             self._asked.repository,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=None if self._asked.file else _BELOW,
+            ignore_patterns=_BELOW if patterns is _TEXTS else None,
             **self._where,
             **how,
         )

@@ -72,6 +72,17 @@ def test_commit_gives_the_model_and_only_its_files(served, get, files):
     assert checkpoint.tokenizer().vocab_size == 272
 
 
+def test_named_templates_come_along(served, get, get_offline, files):
+    name = "additional_chat_templates/rag.jinja"
+    more = {name: b"{{ documents }}", "additional_chat_templates/evil.py": b"raise SystemExit"}
+    commit = served.commit("org/tiny", files | more)
+    found = get(f"{NAME}@{commit}")
+    assert {path.name for path in found.path.rglob("*.*")} == {*files, "rag.jinja"}
+    templates = open_checkpoint(found.path).chat_templates()
+    assert templates.sources == {"rag": "{{ documents }}"}
+    assert get_offline(f"{NAME}@{commit}") == found
+
+
 def test_cached_commit_asks_nobody(served, get, files):
     commit = served.commit("org/tiny", files)
     found = get(f"{NAME}@{commit}")
