@@ -37,8 +37,20 @@ from jaxpaged.model.checkpoint.orbax_index import (
 )
 from jaxpaged.storage.disk import Disk
 
-# What beside the weights belongs to a model in Hugging Face layout: small, and no code.
-_TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
+# What beside the weights is read of a model in Hugging Face layout; a folder may hold much else.
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+)
 
 _ENDING = ".unfinished"
 
@@ -66,7 +78,8 @@ def convert(
         OutputConflictError: `target` holds something.
         StorageError: It cannot be written.
     """
-    target = pathlib.Path(target).absolute()
+    # Where links lead: the folder is renamed to it.
+    target = pathlib.Path(os.path.realpath(target))
     _check_free(target)
     found = source.resolve(model, note=note)
     checkpoint = open_checkpoint(found.path)
@@ -138,11 +151,10 @@ def _write_texts(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
         for name, content in tokenizer_files.contents(checkpoint.tokenizer()).items():
             (folder / name).write_bytes(content)
         return
-    for pattern in _TEXT_FILES:
-        for path in sorted(checkpoint.path.glob(pattern)):
-            found = members.member(checkpoint.path, path.name)
-            if found is not None and path.name != MARKER and ".index." not in path.name:
-                (folder / path.name).write_bytes(members.read_bytes(found))
+    for name in _TEXT_FILES:
+        found = members.member(checkpoint.path, name)
+        if found is not None:
+            (folder / name).write_bytes(members.read_bytes(found))
     for path in folder_tokenizer.template_files(checkpoint.path).values():
         if path.parent != checkpoint.path:
             (folder / path.parent.name).mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ import http.server
 import json
 import re
 import threading
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,7 @@ class FakeHub:
         self._send(request, 404, b"", {})
 
     def _find(self, repository: str, revision: str) -> str | None:
+        revision = urllib.parse.unquote(revision)
         commit = self._branches.get((repository, revision), revision)
         return commit if (repository, commit) in self._commits else None
 

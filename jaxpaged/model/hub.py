@@ -9,15 +9,16 @@ import dataclasses
 import fnmatch
 import hashlib
 import importlib
-import json
 import logging
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from jaxpaged.errors import CheckpointError, ConfigError
+from jaxpaged.model.checkpoint import members
 
 SCHEME = "hf://"
 
@@ -25,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 _FORM = "hf://organisation/name@revision, or hf://organisation/name@revision/file.gguf"
 _NAME = re.compile(
-    r"hf://(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w.-]*))?(?:/(?P<file>.+\.gguf))?",
+    r"hf://(?P<repository>\w[\w.-]*/\w[\w.-]*)"
+    r"(?:@(?P<revision>refs/(?:pr|convert)/[\w.-]+|\w(?:[\w.+-]|%2F)*))?"
+    r"(?:/(?P<file>.+\.gguf))?",
     re.ASCII | re.IGNORECASE,
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,8 +38,10 @@ _TEXTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
 _BELOW = "*/*"
 _NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 
+_CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_WEIGHTS = re.compile(r"[^/\\]+\.safetensors")  # never pickles, whatever an index says
 
 _CHUNK_BYTES = 4 * 2**20
 _SAID_EACH = 0.1
@@ -111,7 +116,10 @@ def _parse(model: str) -> _Asked:
     found = _NAME.fullmatch(model)
     if found is None or ".." in model:
         raise ConfigError(f"model: {model!r} is malformed; expected {_FORM}")
-    return _Asked(model=model, **found.groupdict())
+    parts = found.groupdict()
+    # The name of a branch may have slashes: %2F here, as the library's own URLs have it.
+    revision = parts["revision"] and urllib.parse.unquote(parts["revision"])
+    return _Asked(model=model, **parts | {"revision": revision})
 
 
 def _import_hub() -> ModuleType:
@@ -143,7 +151,7 @@ class _Repository:
 
     def snapshot(self) -> pathlib.Path:
         """The folder with all files that the model is read from; its name is the commit."""
-        if self._asked.commit is not None:
+        if self._asked.commit is not None and self._is_listed():
             cached = self._cached()
             if cached is not None:
                 return cached
@@ -175,12 +183,30 @@ class _Repository:
         # By the name of a branch, so that the cache remembers where it was.
         if self._asked.file:
             return self._get([_exactly(self._asked.file)], self._revision)
-        folder = self._get(_TEXTS, self._revision)
         names = [file.rfilename for file in info.siblings or ()]
+        if _CONFIG not in names:
+            raise ConfigError(self._without(_CONFIG, names))
+        folder = self._get(_TEXTS, self._revision)
         if templates := fnmatch.filter(names, _NAMED_TEMPLATES):
             self._get([_exactly(name) for name in templates], folder.name)
+        weights = _weights(folder)
+        if _SINGLE in weights and _SINGLE not in names:
+            raise ConfigError(self._without(_SINGLE, names))
         # Last, so that a cache with weights has all.
-        return self._get([_exactly(name) for name in _weights(folder)], folder.name)
+        return self._get([_exactly(name) for name in weights], folder.name)
+
+    def _without(self, missing: str, names: Sequence[str]) -> str:
+        """What to say of a repository without that file, by the files that it has."""
+        asked = self._asked
+        said = f"model: {asked.model!r}: {asked.repository} has no {missing} at {self._revision}"
+        if found := fnmatch.filter(names, "*.gguf"):
+            one = f"{SCHEME}{asked.repository}@{self._revision}/{found[0]}"
+            return f"{said}; a .gguf file of it is named so: {one}"
+        if "adapter_config.json" in names:
+            return f"{said}: it is an adapter; download it, and give its folder as one of adapters"
+        if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
+            return f"{said}, and pickles are not read; save it as safetensors, with transformers"
+        return said
 
     def _get(self, patterns: Sequence[str], revision: str) -> pathlib.Path:
         """The snapshot with the files of those patterns, downloaded where they are not there."""
@@ -201,6 +227,17 @@ class _Repository:
             _check(folder / file.filename)
         return folder
 
+    def _is_listed(self) -> bool:
+        """Whether the cache knows which files there are: some are missing unnoticed otherwise."""
+        where = self._where["cache_dir"]
+        try:
+            self._hub.get_cached_repo_tree(
+                self._asked.repository, revision=self._revision, cache_dir=where
+            )
+        except self._hub.errors.CachedRepoTreeNotFoundError:
+            return False
+        return True
+
     def _cached(self) -> pathlib.Path | None:
         """The snapshot in the cache, if all of it is there; the network is not asked."""
         patterns = [_exactly(self._asked.file)] if self._asked.file else _TEXTS
@@ -208,7 +245,7 @@ class _Repository:
             folder = pathlib.Path(self._call(patterns, self._revision, local_files_only=True))
         except (OSError, ValueError):
             return None
-        names = [self._asked.file] if self._asked.file else ["config.json", *_weights(folder)]
+        names = [self._asked.file] if self._asked.file else [_CONFIG, *_weights(folder)]
         return folder if all((folder / name).is_file() for name in names) else None
 
     def _call(self, patterns: Sequence[str], revision: str, **how: object) -> Any:  # noqa: ANN401
@@ -244,9 +281,10 @@ class _Repository:
 def _weights(folder: pathlib.Path) -> list[str]:
     """The names of the weight files of a model whose other files are there."""
     try:
-        listed = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
-        return sorted({name for name in listed if "/" not in name}) or [_SINGLE]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        index = members.parse_object(members.read_bytes(folder / _INDEX), folder / _INDEX)
+        listed = {name for name in index["weight_map"].values() if _WEIGHTS.fullmatch(name)}
+        return sorted(listed) or [_SINGLE]
+    except (CheckpointError, LookupError, TypeError, AttributeError):
         # A damaged index is told of by whoever opens the folder.
         return [_SINGLE]
 

@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +234,23 @@ def test_empty_target_is_taken(model, tmp_path):
     (tmp_path / "out").mkdir()
     assert_same(decoder(convert.convert(str(model), tmp_path / "out")), decoder(model))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_target_may_be_a_link_to_an_empty_folder(model, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    assert convert.convert(str(model), tmp_path / "link") == tmp_path / "disk"
+    assert (tmp_path / "link").is_symlink()
+    assert open_checkpoint(tmp_path / "link").shapes()
+
+
+def test_other_files_of_the_folder_are_neither_read_nor_taken_along(model, tmp_path):
+    source = shutil.copytree(model, tmp_path / "source")
+    (source / "trainer_state.json").write_bytes(b"")
+    os.truncate(source / "trainer_state.json", 2**28)
+    (source / "notes.json").symlink_to(tmp_path / "elsewhere.json")
+    found = convert.convert(str(source), tmp_path / "target")
+    assert not {"trainer_state.json", "notes.json"} & {path.name for path in found.iterdir()}
 
 
 def test_model_that_is_wrong_leaves_nothing(tmp_path):

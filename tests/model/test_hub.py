@@ -7,6 +7,7 @@ import pathlib
 import socket
 
 import fake_hub
+import huggingface_hub
 import pytest
 import tiny
 
@@ -138,7 +139,9 @@ def test_single_safetensors_without_index(served, get, tmp_path):
 def test_repository_of_pickles_gives_none_of_them(served, get, files):
     kept = {name: data for name, data in files.items() if "safetensors" not in name}
     served.commit("org/tiny", kept | BESIDE)
-    with pytest.raises(ConfigError, match=r"org/tiny has no model\.safetensors at main"):
+    with pytest.raises(
+        ConfigError, match=r"org/tiny has no model\.safetensors at main, and pickles are not read"
+    ):
         get(NAME)
     assert not any(name.endswith((".bin", ".pt", ".py")) for name in served.served("resolve"))
 
@@ -207,6 +210,45 @@ def test_cache_without_its_listing_is_looked_through(served, get, get_offline, f
         get_offline(f"{NAME}@{commit}")
 
 
+def test_what_others_cached_one_by_one_is_completed(served, get, get_offline, files, tmp_path):
+    """Without generation_config.json completions would end elsewhere, and nobody would know."""
+    commit = served.commit("org/tiny", files)
+    for name in ("config.json", "tokenizer.json", *(n for n in files if "safetensors" in n)):
+        huggingface_hub.hf_hub_download(
+            "org/tiny",
+            name,
+            revision=commit,
+            endpoint=served.endpoint,
+            cache_dir=tmp_path / "cache",
+        )
+    folder = get_offline(f"{NAME}@{commit}").path
+    assert "generation_config.json" not in {path.name for path in folder.iterdir()}
+    get(f"{NAME}@{commit}")
+    assert {path.name for path in folder.iterdir()} == files.keys()
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a.gguf"], r"no config\.json at main; .* is named so: hf://org/tiny@main/a\.gguf$"),
+        (["adapter_config.json"], r"no config\.json at main: it is an adapter"),
+        (["config.json", "pytorch_model.bin"], r"no model\.safetensors at main, and pickles"),
+        (["config.json", "consolidated.safetensors"], r"no model\.safetensors at main$"),
+    ],
+)
+def test_repository_without_a_model_says_what_it_has(served, get, names, said):
+    served.commit("org/tiny", dict.fromkeys(names, b"{}"))
+    with pytest.raises(ConfigError, match=said):
+        get(NAME)
+
+
+@pytest.mark.parametrize("name", ["refs/pr/1", "refs/convert/parquet", "v1+cu", "feature%2Fx"])
+def test_revisions_of_every_kind(served, get, files, name):
+    revision = name.replace("%2F", "/")
+    commit = served.commit("org/tiny", files, branch=revision)
+    assert get(f"{NAME}@{name}").name == f"{NAME}@{commit}"
+
+
 def test_unknown_and_private_repositories(served, get):
     with pytest.raises(
         ConfigError, match="there is no model org/none on the hub, or it is private"
@@ -248,7 +290,8 @@ def test_token_is_sent_and_never_shown(served, get, files, monkeypatch, caplog, 
         "hf://org/tiny/",
         "hf://org/tiny/folder",
         "hf://org/tiny@main/model.bin",
-        "hf://org/tiny@refs/pr/1",
+        "hf://org/tiny@feature/x",
+        "hf://org/tiny@a%2F%2e%2e",
         "hf://../tiny",
         "hf://org/..",
         "hf://org/tiny@main/../x.gguf",
@@ -269,6 +312,25 @@ def test_index_that_names_other_folders_downloads_nothing_there(served, get, fil
     with pytest.raises(ConfigError, match="has no"):
         get(NAME)
     assert "onnx/model.safetensors" not in served.served("resolve")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"[" * 100_000,
+        json.dumps({"weight_map": {"a": "evil.py", "b": "pytorch_model.bin"}}).encode(),
+    ],
+)
+def test_index_of_pickles_or_of_nothing_downloads_no_weights(served, get, files, index):
+    listed = files | {
+        "evil.py": b"",
+        "pytorch_model.bin": b"",
+        "model.safetensors.index.json": index,
+    }
+    served.commit("org/tiny", listed)
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors"):
+        get(NAME)
+    assert not {"evil.py", "pytorch_model.bin"} & set(served.served("resolve"))
 
 
 def test_other_scheme_names_this_one():
