@@ -20,6 +20,7 @@ ErrorCode = Literal[
     "bad_type",
     "invalid_utf8",
     "template_error",
+    "tokenizer_error",
     "prompt_too_long",
     "kv_capacity",
     "bad_row_params",

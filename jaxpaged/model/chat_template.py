@@ -86,7 +86,8 @@ class ChatTemplate:
                 environment = _environment()
                 names = jinja2.meta.find_undeclared_variables(environment.parse(source))
                 self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+        # A `break` outside of a loop is found by Python's own compiler.
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TemplateError(f"the chat template is malformed: {_words(error)}") from None
         self.reads = frozenset(names) - RESERVED - self._variables.keys()
 

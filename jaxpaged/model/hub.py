@@ -189,7 +189,8 @@ class _Repository:
         folder = self._get(_TEXTS, self._revision)
         if templates := fnmatch.filter(names, _NAMED_TEMPLATES):
             self._get([_exactly(name) for name in templates], folder.name)
-        weights = _weights(folder)
+        # Where there are both, the single file is the model, as it is to whoever opens the folder.
+        weights = [_SINGLE] if _SINGLE in names else _weights(folder)
         if _SINGLE in weights and _SINGLE not in names:
             raise ConfigError(self._without(_SINGLE, names))
         # Last, so that a cache with weights has all.
@@ -269,6 +270,10 @@ class _Repository:
         elif isinstance(error, errors.RepositoryNotFoundError):
             what = f"there is no model {repository} on the hub, or it is private; check the name"
             what += ", or log in: hf auth login"
+        elif _status(error) in (401, 403):
+            what = f"access to {repository} is refused; log in: hf auth login ({_reason(error)})"
+        elif _status(error) == 429:
+            what = f"the hub takes no more requests for now; log in, or wait ({_reason(error)})"
         elif isinstance(error, errors.HFValidationError):
             what = f"{repository} cannot be the name of a repository; expected {_FORM}"
         else:
@@ -280,6 +285,8 @@ class _Repository:
 
 def _weights(folder: pathlib.Path) -> list[str]:
     """The names of the weight files of a model whose other files are there."""
+    if (folder / _SINGLE).is_file():
+        return [_SINGLE]
     try:
         index = members.parse_object(members.read_bytes(folder / _INDEX), folder / _INDEX)
         listed = {name for name in index["weight_map"].values() if _WEIGHTS.fullmatch(name)}
@@ -339,6 +346,11 @@ def _check(path: pathlib.Path) -> None:
         raise CheckpointError(
             f"{path}: downloaded bytes are not those that the hub names, and are removed; try again"
         )
+
+
+def _status(error: Exception) -> int | None:
+    """Of the hub's answer, if it gave one."""
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _reason(error: Exception) -> str:

@@ -30,7 +30,8 @@ RUN_ERRORS = (
     AttributeError,
     LookupError,
     MemoryError,
-    RecursionError,
+    NameError,
+    RuntimeError,
     TypeError,
     ValueError,
 )

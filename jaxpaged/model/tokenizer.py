@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
 
-from jaxpaged.errors import CheckpointError
+from jaxpaged.errors import CheckpointError, JaxPagedError
 from jaxpaged.model import tokenizer_json
 from jaxpaged.model.chat_template import ChatTemplate, TemplateError
 from jaxpaged.model.chat_templates import ChatTemplates
@@ -31,6 +31,10 @@ from jaxpaged.model.chat_templates import ChatTemplates
 _MARK = "\ufdd0"
 
 _MARKED = re.compile(f"{_MARK}(.?)", re.DOTALL)
+
+
+class TokenizerError(JaxPagedError):
+    """The tokenizer of the model cannot make tokens of a text."""
 
 
 class Tokenizer:
@@ -78,6 +82,7 @@ class Tokenizer:
         self.special_tokens = tokenizer_json.special_tokens(definition)
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._literals = _Literals(self.special_tokens)
+        self._makes_literals = tokenizer_json.makes_literals(definition)
 
     @property
     def definition(self) -> tokenizer_json.Definition:
@@ -116,18 +121,25 @@ class Tokenizer:
         Literals of control tokens are control tokens, protected ones are text. Where the model
         wants a beginning-of-sequence token there is one in front, and no second one when `text`
         already begins with it.
+
+        Raises:
+            TokenizerError: The model's tokenizer fails on this text.
         """
-        if _MARK in text:
+        if _MARK in text or self._makes_literals:
             ids = self._fenced.encode(text)
         else:
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids = _encoded(self._tokenizer, text)
         if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """The token ids of `text` alone, with no beginning-of-sequence token in front."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """The token ids of `text` alone, with no beginning-of-sequence token in front.
+
+        Raises:
+            TokenizerError: The model's tokenizer fails on this text.
+        """
+        return _encoded(self._tokenizer, text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`, spaces as they are.
@@ -196,7 +208,21 @@ class _FencedTokenizer:
         fenced = self._pattern.sub(
             lambda match: self._names[match[2]] if match[2] is not None else match[1], text
         )
-        return self._tokenizer.encode(fenced, add_special_tokens=False).ids
+        return _encoded(self._tokenizer, fenced)
+
+
+def _encoded(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
+        raise TokenizerError(f"the model's tokenizer fails on this text: {error}") from None
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """A panic of the library's, say of an expression that backtracks, is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _default_template(chat_templates: ChatTemplates) -> ChatTemplate | None:
@@ -209,7 +235,12 @@ def _default_template(chat_templates: ChatTemplates) -> ChatTemplate | None:
 def _load(definition: tokenizer_json.Definition, where: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises nothing narrower
+        # Left out at random, merges would give a text other tokens each time.
+        if getattr(tokenizer.model, "dropout", None) is not None:
+            tokenizer.model.dropout = None
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         raise CheckpointError(f"{where}: not a usable tokenizer: {error}") from None
     for token in definition.get("added_tokens", ()):
         given = tokenizer.token_to_id(token["content"])

@@ -21,14 +21,21 @@ def checked(definition: Definition, where: str) -> Definition:
     model = definition.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), Mapping | list):
         raise CheckpointError(f"{where}: model with a vocab is missing; not a tokenizer.json")
+    if not _is_vocabulary(model["vocab"]):
+        raise CheckpointError(f"{where}: vocab of model is malformed")
     added = definition.get("added_tokens") or []
     if not isinstance(added, list) or not all(map(_is_added_token, added)):
         raise CheckpointError(f"{where}: added_tokens is malformed")
+    checked = {**definition, "added_tokens": added}
     try:
-        leading_id(definition)
+        first = leading_id(checked)
     except (AttributeError, LookupError, TypeError):
         raise CheckpointError(f"{where}: post_processor is malformed") from None
-    return {**definition, "added_tokens": added}
+    if first is not None and (type(first) is not int or first not in vocabulary(checked).values()):
+        raise CheckpointError(
+            f"{where}: its post_processor puts token {first!r} in front, which there is not"
+        )
+    return checked
 
 
 def special_tokens(definition: Definition) -> dict[str, int]:
@@ -117,6 +124,34 @@ def leading_id(definition: Definition) -> int | None:
             token = step["special_tokens"][first["SpecialToken"]["id"]]
             return token["ids"][0]
     return None
+
+
+def makes_literals(definition: Definition) -> bool:
+    """Whether the normalizer can make the literal of a control token of another text.
+
+    Those of sentencepiece put spaces in front and another character in their place, no more.
+    """
+    normalizer = definition.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    makes = any(
+        step.get("type") not in (None, "Prepend") and not _is_of_spaces(step) for step in steps
+    )
+    return makes and any(
+        token["special"] and token.get("normalized") for token in definition["added_tokens"]
+    )
+
+
+def _is_of_spaces(step: Mapping[str, Any]) -> bool:
+    return step.get("type") == "Replace" and step.get("pattern") == {"String": " "}
+
+
+def _is_vocabulary(tokens: Mapping[str, Any] | list[Any]) -> bool:
+    if isinstance(tokens, Mapping):
+        return all(type(index) is int for index in tokens.values())
+    return all(
+        isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+        for entry in tokens
+    )
 
 
 def _is_added_token(token: object) -> bool:

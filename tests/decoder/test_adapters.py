@@ -23,6 +23,7 @@ from tiny import write_tiny_model
 from tiny_adapter import ATTENTION, merge, write_tiny_adapter
 
 from jaxpaged import Engine, EngineConfig, Request, SamplingParams
+from jaxpaged.convert import convert
 from jaxpaged.engine import batch, lanes, memory, model_runner
 from jaxpaged.errors import CapacityError, CheckpointError
 from jaxpaged.model import adapters, unpaged, weights
@@ -196,6 +197,16 @@ def test_each_adapter_is_the_merged_model(tuned, family, loop) -> None:
         np.testing.assert_allclose(mine, expected, atol=TOLERANCE)
         seen.append(expected)
     assert min(np.abs(one - seen[0]).max() for one in seen[1:]) > 0.1
+
+
+def test_a_fused_adapter_fits_the_converted_model(tuned, tmp_path) -> None:
+    found = tuned("phi3")
+    converted = convert(str(found.model), tmp_path / "converted")
+    ids, places = FAMILIES["phi3"].prompt_ids, [0, 8, 31, 44]
+    one, other = (load(folder, found.adapters) for folder in (found.model, converted))
+    for number in range(len(found.adapters) + 1):
+        expected = logits(one, ids, places, adapter=number)
+        np.testing.assert_array_equal(logits(other, ids, places, adapter=number), expected)
 
 
 @pytest.mark.parametrize("attention", ["xla", "llvm"])

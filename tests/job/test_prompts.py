@@ -10,6 +10,7 @@ from jaxpaged.errors import ConfigError
 from jaxpaged.job.prompt import messages
 from jaxpaged.job.prompt.prompts import Prompt, PromptBuilder
 from jaxpaged.job.prompt.row_fault import RowFault, RowSkipped
+from jaxpaged.model.tokenizer import TokenizerError
 from jaxpaged.request import SamplingParams
 
 LONG = "abcdefghijklmnopqrstuvwxyz0123456789ABC"
@@ -241,6 +242,17 @@ def test_an_empty_prompt_runs_on_its_bos_alone(build, make_tokenizer):
     with pytest.raises(RowFault, match="empty_prompt: the prompt has no tokens"):
         build({"q": ""}, without, input={"prompt_column": "q"})
     assert list(build({"q": "   "}, without, input={"prompt_column": "q"}).ids) == ids_of("   ")
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_a_row_error(build, make_tokenizer, monkeypatch):
+    tokenizer = make_tokenizer()
+
+    def fail(text: str) -> list[int]:
+        raise TokenizerError("the model's tokenizer fails on this text: retry-limit")
+
+    monkeypatch.setattr(tokenizer, "encode", fail)
+    with pytest.raises(RowFault, match=r"tokenizer_error: .*fails on this text: retry-limit"):
+        build({"q": "aaa"}, tokenizer, input={"prompt_column": "q"})
 
 
 def test_a_template_that_refuses_the_messages_is_quoted(build, make_tokenizer):

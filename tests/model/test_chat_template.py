@@ -86,6 +86,8 @@ def test_refusal_of_a_template_carries_its_own_message(messages, expected):
         ("{{ messages | nofilter }}", "No filter named 'nofilter'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ (messages[0] | tojson)('x') }}", "not callable"),
+        ("{{ cycler() }}", "at least one item"),
+        ("{{ 1e400 | int }}", "inf"),
     ],
 )
 def test_failure_inside_a_template_is_a_template_error(source, message):
@@ -93,7 +95,9 @@ def test_failure_inside_a_template_is_a_template_error(source, message):
         render(source)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% unknown %}", "{% include 'x' %}"])
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ x", "{% unknown %}", "{% include 'x' %}", "{% break %}"]
+)
 def test_malformed_template_is_refused(source):
     with pytest.raises(TemplateError):
         render(source)

@@ -256,12 +256,28 @@ def test_unknown_and_private_repositories(served, get):
         get("hf://org/none")
 
 
-@pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_hub_that_refuses(served, get, files, status):
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "access to org/tiny is refused; log in: hf auth login"),
+        (403, "access to org/tiny is refused"),
+        (429, "takes no more requests for now"),
+        (500, "cannot be downloaded"),
+        (503, "cannot be downloaded"),
+    ],
+)
+def test_hub_that_refuses(served, get, files, status, said):
     served.commit("org/tiny", files)
     served.status = status
-    with pytest.raises(ConfigError, match=r"org/tiny"):
+    with pytest.raises(ConfigError, match=said):
         get(NAME)
+
+
+def test_single_file_beside_shards_is_the_model(served, get, get_offline, files):
+    commit = served.commit("org/tiny", files | {"model.safetensors": b"whole"})
+    found = get(f"{NAME}@{commit}")
+    assert [path.name for path in found.path.glob("*.safetensors")] == ["model.safetensors"]
+    assert get_offline(f"{NAME}@{commit}") == found
 
 
 def test_token_is_sent_and_never_shown(served, get, files, monkeypatch, caplog, capfd, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpaged.errors import CheckpointError
 from jaxpaged.model.checkpoint import open_checkpoint
-from jaxpaged.model.tokenizer import Tokenizer
+from jaxpaged.model.tokenizer import Tokenizer, TokenizerError
 
 BOS, EOS = tiny.BOS_ID, tiny.EOS_ID
 
@@ -50,6 +50,29 @@ def with_settings(folder: pathlib.Path, **changes) -> Tokenizer:
 def edit_definition(folder: pathlib.Path, **changes) -> None:
     path = folder / "tokenizer.json"
     tiny.write_json(path, json.loads(path.read_text()) | changes)
+
+
+def leading(token_id: object) -> dict[str, object]:
+    """A post-processor that puts a token in front."""
+    return {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [token_id], "tokens": ["<s>"]}},
+    }
+
+
+def split_at(expression: str) -> dict[str, object]:
+    """A pre-tokenizer that cuts where an expression fits."""
+    return {
+        "type": "Split",
+        "pattern": {"Regex": expression},
+        "behavior": "Isolated",
+        "invert": False,
+    }
 
 
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
@@ -403,6 +426,11 @@ def test_special_tokens_map_fills_gaps(folder):
         ({"eos_token": "<end>"}, "'<end>' is missing, which .* names as eos_token"),
         ({"chat_template": "{% if %}"}, r"tokenizer_config\.json: the chat template is malformed"),
         ({"chat_template": 7}, r"tokenizer_config\.json: chat_template is not text"),
+        ({"chat_template": [{"name": [], "template": ""}]}, "chat_template is not text"),
+        (
+            {"added_tokens_decoder": {"1": {"content": []}}},
+            "is missing, which added_tokens_decoder",
+        ),
         (
             {"added_tokens_decoder": {"300": {"content": "<new>"}}},
             "token '<new>' with id 300 is missing",
@@ -422,12 +450,52 @@ def test_settings_that_contradict_the_tokenizer_are_named(folder, changes, messa
         ({"added_tokens": [{"id": "x"}]}, "added_tokens is malformed"),
         ({"added_tokens": 3}, "added_tokens is malformed"),
         ({"post_processor": {"processors": [3]}}, "post_processor is malformed"),
+        ({"post_processor": leading(99999)}, "puts token 99999 in front, which there is not"),
+        ({"post_processor": leading([])}, "post_processor is malformed"),
+        ({"model": {"type": "BPE", "vocab": {"a": []}}}, "vocab of model is malformed"),
+        ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "vocab of model is malformed"),
     ],
 )
 def test_malformed_definition_is_one_clear_error(folder, changes, message):
     edit_definition(folder, **changes)
     with pytest.raises(CheckpointError, match=rf"tokenizer\.json: .*{message}"):
         open_checkpoint(folder).tokenizer()
+
+
+@pytest.mark.parametrize("value", [5, [["a"]], {"a": 1}])
+def test_listed_tokens_that_are_none_change_nothing(folder, value):
+    tokenizer = with_settings(folder, additional_special_tokens=value)
+    assert tokenizer.special_tokens.keys() == {"<unk>", "<s>", "</s>"}
+
+
+def test_panic_of_the_library_is_an_error_of_the_text(folder):
+    edit_definition(folder, pre_tokenizer=split_at("(a|aa)+$"))
+    tokenizer = open_checkpoint(folder).tokenizer()
+    assert tokenizer.encode("ab")
+    for encode in (tokenizer.encode, tokenizer.encode_text):
+        with pytest.raises(TokenizerError, match=r"tokenizer fails on this text: .*retry-limit"):
+            encode("a" * 40 + "b")
+
+
+def test_merges_are_never_left_out_at_random(folder):
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    edit_definition(folder, model=definition["model"] | {"dropout": 0.9})
+    tokenizer = open_checkpoint(folder).tokenizer()
+    assert len({tuple(tokenizer.encode("the cat on the mat")) for _ in range(20)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "text"), [("Lowercase", "a</S>b"), ("NFKC", "a\uff1c/s\uff1eb")]
+)
+def test_text_that_a_normalizer_makes_special_stays_text(folder, normalizer, text):
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    tokens = [token | {"normalized": True} for token in definition["added_tokens"]]
+    edit_definition(folder, added_tokens=tokens, normalizer={"type": normalizer})
+    tokenizer = open_checkpoint(folder).tokenizer()
+    ids = tokenizer.encode(tokenizer.protect(text) + "</s>")
+    assert ids.count(EOS) == 1
+    assert ids[-1] == EOS
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>a</s>b</s>"
 
 
 def test_missing_definition_is_named_with_the_remedy(folder):

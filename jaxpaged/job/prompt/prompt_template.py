@@ -69,7 +69,7 @@ class PromptTemplate:
             raise ConfigError(
                 f"{key}: line {error.lineno} of the template: {error.message}"
             ) from None
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise ConfigError(f"{key}: the template is malformed: {error}") from None
         if list(jinja2.meta.find_referenced_templates(tree)):
             raise ConfigError(f"{key}: include, import and extends are not available in a job file")

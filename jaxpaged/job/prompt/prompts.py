@@ -23,6 +23,7 @@ from jaxpaged.job.sampling_section import SamplingColumns
 from jaxpaged.job.sections import InputSpec
 from jaxpaged.job.spec import JobSpec
 from jaxpaged.model.chat_template import TemplateError
+from jaxpaged.model.tokenizer import TokenizerError
 from jaxpaged.request import SamplingParams
 
 _PREVIEW_CHARS = 160
@@ -222,7 +223,10 @@ class PromptBuilder:
         if text.rendered is None:
             return text, self._given_ids(cells[self._prompt_columns[0]])
         self._check_bytes(self._tokenizer.unprotect(text.rendered))
-        return text, tuple(self._tokenizer.encode(text.rendered))
+        try:
+            return text, tuple(self._tokenizer.encode(text.rendered))
+        except TokenizerError as error:
+            raise RowFault("tokenizer_error", str(error)) from None
 
     def _text(self, cells: Mapping[str, object]) -> "_Text":
         """The text to tokenize; without one for token ids."""

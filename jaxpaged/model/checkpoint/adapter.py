@@ -19,7 +19,7 @@ from jaxpaged.errors import CheckpointError, ConfigError
 from jaxpaged.model.checkpoint import adapter_config, members
 from jaxpaged.model.checkpoint.adapter_config import AdapterConfig
 from jaxpaged.model.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from jaxpaged.model.checkpoint.tensors import Shape, linear_maps, stored_maps
+from jaxpaged.model.checkpoint.tensors import FUSED_MAPS, Shape, linear_maps, stored_maps
 from jaxpaged.model.config import ModelConfig
 
 _CONFIG = "adapter_config.json"
@@ -140,9 +140,10 @@ def open_adapter(path: pathlib.Path, model: ModelConfig) -> Adapter:
         raise CheckpointError(_no_weights(path))
     file = open_safetensors(weights_path)
     shapes = {name: entry.shape for name, entry in file.entries.items()}
-    names = _check_tensors(config, shapes, model, str(weights_path))
+    maps = _stored_maps(model, shapes)
+    names = _check_tensors(config, shapes, model, maps, str(weights_path))
     ranks, scales = config.ranks(names), config.scales(names)
-    parts = _parts(model)
+    parts = _parts(model, maps)
     sources = {
         (_layer(name), part): _Source(name, rows, scales[name])
         for name in names
@@ -160,15 +161,25 @@ def open_adapter(path: pathlib.Path, model: ModelConfig) -> Adapter:
     )
 
 
+def _stored_maps(model: ModelConfig, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[str, ...]]:
+    """The maps as the adapter's own model had them: a converted one has each by itself."""
+    fused = any(f".{name}." in tensor for tensor in shapes for name in FUSED_MAPS)
+    return stored_maps(model, fused=fused or model.tensor_layout == "phi3")
+
+
 def _check_tensors(
-    config: AdapterConfig, shapes: Mapping[str, Shape], model: ModelConfig, where: str
+    config: AdapterConfig,
+    shapes: Mapping[str, Shape],
+    model: ModelConfig,
+    maps: Mapping[str, tuple[str, ...]],
+    where: str,
 ) -> list[str]:
     """The stored maps that the adapter changes, once its tensors are known to be just theirs."""
     for pattern, reason in _REFUSED:
         found = [name for name in shapes if pattern.search(name)]
         if found:
             raise CheckpointError(f"{where}: {_listed(found)}: {reason}; merge the adapter")
-    widths = _stored_shapes(model)
+    widths = _stored_shapes(model, maps)
     known = [f"model.layers.{layer}.{name}" for layer in range(model.num_layers) for name in widths]
     targeted = config.targeted(known)
     if not targeted:
@@ -201,11 +212,13 @@ def _check_tensors(
     return names
 
 
-def _parts(model: ModelConfig) -> dict[str, list[tuple[str, slice]]]:
+def _parts(
+    model: ModelConfig, maps: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[tuple[str, slice]]]:
     """By stored map, the decoder's maps in it with their rows."""
     sizes = linear_maps(model)
     found: dict[str, list[tuple[str, slice]]] = {}
-    for stored, parts in stored_maps(model).items():
+    for stored, parts in maps.items():
         first, found[stored] = 0, []
         for part in parts:
             found[stored].append((part, slice(first, first + sizes[part][0])))
@@ -213,11 +226,13 @@ def _parts(model: ModelConfig) -> dict[str, list[tuple[str, slice]]]:
     return found
 
 
-def _stored_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+def _stored_shapes(
+    model: ModelConfig, maps: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[int, int]]:
     sizes = linear_maps(model)
     return {
         stored: (sum(sizes[part][0] for part in parts), sizes[parts[0]][1])
-        for stored, parts in stored_maps(model).items()
+        for stored, parts in maps.items()
     }
 
 

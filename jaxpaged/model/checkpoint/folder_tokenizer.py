@@ -154,7 +154,7 @@ def _listed_ids(
         values = settings.get(key)
         for value in values if isinstance(values, list) else ():
             text = value.get("content") if isinstance(value, Mapping) else value
-            if text in known:
+            if isinstance(text, str) and text in known:
                 found.append(known[text])
             else:
                 _log.warning(
@@ -241,7 +241,7 @@ def _check_added_tokens(
         raise CheckpointError(f"{where}: added_tokens_decoder is not an object")
     for token_id, token in listed.items():
         content = token.get("content") if isinstance(token, Mapping) else None
-        if content is None or str(known.get(content)) != token_id:
+        if not isinstance(content, str) or str(known.get(content)) != token_id:
             raise CheckpointError(
                 f"{where}: token {content!r} with id {token_id} is missing, which "
                 "added_tokens_decoder of tokenizer_config.json names; save the tokenizer again "
@@ -300,10 +300,12 @@ def _template_settings(
         return {}, name
     if isinstance(source, list):
         entries = [entry if isinstance(entry, Mapping) else {} for entry in source]
-        source = {entry.get("name"): entry.get("template") for entry in entries}
-    sources = source if isinstance(source, Mapping) else {DEFAULT: source}
-    if not all(isinstance(part, str) for pair in sources.items() for part in pair):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in entries]
+    else:
+        pairs = list(source.items()) if isinstance(source, Mapping) else [(DEFAULT, source)]
+    sources = {key: text for key, text in pairs if isinstance(key, str) and isinstance(text, str)}
+    if len(sources) != len(pairs):
         raise CheckpointError(
             f"{folder / name}: chat_template is not text, or a list of texts with names"
         )
-    return dict(sources), name
+    return sources, name

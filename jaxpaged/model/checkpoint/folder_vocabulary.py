@@ -8,6 +8,7 @@ Anything else is refused by name. Knows nothing of special tokens beyond those t
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -40,6 +41,7 @@ _REMEDY = (
 )
 
 _CONTROL, _UNKNOWN = 3, 2
+_IS_ID = re.compile(r"[0-9]{1,9}")
 _PREFIX = "tokenizer.ggml."
 
 # By tokenizer_class without "Fast": how a text is cut, and what is done to it before.
@@ -196,7 +198,11 @@ def _added_tokens(
         tokens[index] = tokenizer_json.added_token(index, text, special=text in special)
     decoder = settings.get("added_tokens_decoder") or {}
     for index, token in decoder.items() if isinstance(decoder, Mapping) else ():
-        if isinstance(token, Mapping) and isinstance(token.get("content"), str) and index.isdigit():
+        if (
+            isinstance(token, Mapping)
+            and isinstance(token.get("content"), str)
+            and _IS_ID.fullmatch(index)
+        ):
             flags = {
                 name: token[name]
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -210,7 +216,8 @@ def _added_tokens(
 def _texts(settings: Mapping[str, Any]) -> list[str]:
     """The special tokens that the settings name."""
     values = [value for key, value in settings.items() if key.endswith("_token")]
-    values += settings.get("additional_special_tokens") or []
+    more = settings.get("additional_special_tokens")
+    values += more if isinstance(more, list) else []
     contents = [value.get("content") if isinstance(value, Mapping) else value for value in values]
     return [content for content in contents if isinstance(content, str)]
 
@@ -222,8 +229,8 @@ def _bos_in_front(settings: Mapping[str, Any], made: Mapping[str, Any]) -> dict[
     decoder = settings.get("added_tokens_decoder") or {}
     ids = dict(made["model"]["vocab"])
     for index, token in decoder.items() if isinstance(decoder, Mapping) else ():
-        if isinstance(token, Mapping) and isinstance(index, str) and index.isdigit():
-            ids[token.get("content")] = int(index)
+        if isinstance(token, Mapping) and isinstance(index, str) and _IS_ID.fullmatch(index):
+            ids[str(token.get("content"))] = int(index)
     if not isinstance(bos, str) or bos not in ids:
         return None
     return {

@@ -30,7 +30,7 @@ _NORMS = {
 }
 
 # A fused tensor and the projections that are its rows, in their order.
-_FUSED = {
+FUSED_MAPS = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
@@ -84,7 +84,7 @@ def tensor_source(config: ModelConfig, name: str) -> TensorSource:
     if config.tensor_layout == "llama":
         return TensorSource(name, slice(None))
     sizes = {part: shape[0] for part, shape, _ in _projections(config)}
-    for fused, parts in _FUSED.items():
+    for fused, parts in FUSED_MAPS.items():
         first = 0
         for part in parts:
             if f".{part}." in name:
@@ -104,13 +104,18 @@ def linear_maps(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-def stored_maps(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """By the names that checkpoints have for them, the linear maps that are the rows of each."""
+def stored_maps(config: ModelConfig, *, fused: bool) -> dict[str, tuple[str, ...]]:
+    """By the names that files have for them, the linear maps that are the rows of each.
+
+    Args:
+        config: The model.
+        fused: The files hold several maps in one tensor, as those of a Phi-3 do.
+    """
     single = {name: (name,) for name in linear_maps(config)}
-    if config.tensor_layout != "phi3":
+    if not fused:
         return single
-    held = {part for parts in _FUSED.values() for part in parts}
-    return _FUSED | {name: parts for name, parts in single.items() if name not in held}
+    held = {part for parts in FUSED_MAPS.values() for part in parts}
+    return FUSED_MAPS | {name: parts for name, parts in single.items() if name not in held}
 
 
 def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], where: str) -> None:
@@ -167,10 +172,10 @@ def _stored_projections(config: ModelConfig) -> tuple[tuple[str, Shape, bool], .
         return single
     by_name = {name: (shape, has_bias) for name, shape, has_bias in single}
     fused = []
-    for name, parts in _FUSED.items():
+    for name, parts in FUSED_MAPS.items():
         rows = sum(by_name[part][0][0] for part in parts)
         fused.append((name, (rows, config.hidden_size), by_name[parts[0]][1]))
-    held = {part for parts in _FUSED.values() for part in parts}
+    held = {part for parts in FUSED_MAPS.values() for part in parts}
     return (*fused, *(one for one in single if one[0] not in held))
 
 
