@@ -34,8 +34,18 @@ BY_KERNELS = [
     pytest.param("llvm", name, marks=() if name in _KERNEL_CASES else pytest.mark.slow)
     for name in parity.served_by_kernels()
 ]
-# Their options are numbers only, which the decoder without a pool has in common with the engine.
-_SAME_STEP = ("llama_linear", "llama_dynamic", "llama_biases", "qwen2_yarn", "phi3_short")
+# Their options are numbers only, or parts of others', which the decoder without a pool has in common
+# with the engine.
+_SAME_STEP = (
+    "llama_linear",
+    "llama_dynamic",
+    "llama_biases",
+    "qwen2_yarn",
+    "qwen2_windows",
+    "qwen3_moe_shares",
+    "phi3",
+    "phi3_short",
+)
 BY_XLA = [
     pytest.param("xla", name, marks=pytest.mark.slow if name in _SAME_STEP else ())
     for name in CASES

@@ -219,7 +219,7 @@ def test_a_budget_is_of_one_run():
     template = ChatTemplate(
         "{% for a in range(90000) %}{{ 'a' * 100 }}{% endfor %}", bos_token=None, eos_token=None
     )
-    for _ in range(5):
+    for _ in range(2):
         assert len(template.render([])) == 9_000_000
 
 
