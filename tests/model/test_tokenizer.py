@@ -451,7 +451,7 @@ def test_settings_that_contradict_the_tokenizer_are_named(folder, changes, messa
         ({"added_tokens": 3}, "added_tokens is malformed"),
         ({"post_processor": {"processors": [3]}}, "post_processor is malformed"),
         ({"post_processor": leading(99999)}, "puts token 99999 in front, which there is not"),
-        ({"post_processor": leading([])}, "post_processor is malformed"),
+        ({"post_processor": leading([])}, r"puts token \[\] in front, which there is not"),
         ({"model": {"type": "BPE", "vocab": {"a": []}}}, "vocab of model is malformed"),
         ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "vocab of model is malformed"),
     ],
