@@ -34,8 +34,8 @@ BY_KERNELS = [
     pytest.param("llvm", name, marks=() if name in _KERNEL_CASES else pytest.mark.slow)
     for name in parity.served_by_kernels()
 ]
-# Their options are numbers only, or parts of others', which the decoder without a pool has in common
-# with the engine.
+# Their options are numbers only, or parts of others', which the decoder without a pool has in
+# common with the engine.
 _SAME_STEP = (
     "llama_linear",
     "llama_dynamic",
