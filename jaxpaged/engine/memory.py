@@ -136,7 +136,8 @@ def check_weights(
             f"{numbers:,}",
         ]
         narrow = _weights_bytes(shapes, dtype, "int8")
-        if weight_dtype is None and narrow < needed:
+        is_routed = any(".experts." in name for name in shapes)
+        if weight_dtype is None and not is_routed and narrow < needed:
             changes.insert(0, f"engine.weight_dtype: int8, which needs {size(narrow)}")
         if dtype == "float32":
             halved = size(_weights_bytes(shapes, "bfloat16", weight_dtype))

@@ -98,6 +98,9 @@ _KEYS: Mapping[str, frozenset[str]] = {
 # What Phi-3's first folders call longrope.
 _OLD_LONGROPE = ("su", "yarn")
 
+_MAX_FACTOR = 2**20
+"""No model stretches as far; lengths and powers of it stay numbers."""
+
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -133,6 +136,13 @@ def read_rope(fields: Fields, family: Family, head_dim: int) -> RopeSettings:
         share=share,
         local_theta=local_theta,
     )
+
+
+def _factor(rope: Fields, default: float | None = None) -> float:
+    factor = rope.number("factor", default)
+    if factor > _MAX_FACTOR:
+        rope.fail("factor", f"at most {_MAX_FACTOR}")
+    return factor
 
 
 def _objects(fields: Fields, family: Family) -> tuple[Fields, Fields]:
@@ -200,9 +210,9 @@ def _scaling(fields: Fields, rope: Fields, family: Family, pairs: int) -> RopeSc
         )
     _check_keys(rope, rope_type)
     if rope_type == "linear":
-        return RopeScaling(rope_type="linear", factor=rope.number("factor"))
+        return RopeScaling(rope_type="linear", factor=_factor(rope))
     if rope_type == "dynamic":
-        return RopeScaling(rope_type="dynamic", factor=rope.number("factor"))
+        return RopeScaling(rope_type="dynamic", factor=_factor(rope))
     if rope_type == "llama3":
         return _llama3(rope)
     if rope_type == "yarn":
@@ -215,7 +225,7 @@ def _scaling(fields: Fields, rope: Fields, family: Family, pairs: int) -> RopeSc
 def _llama3(rope: Fields) -> RopeScaling:
     scaling = RopeScaling(
         rope_type="llama3",
-        factor=rope.number("factor"),
+        factor=_factor(rope),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_position_embeddings=rope.size("original_max_position_embeddings"),
@@ -234,7 +244,7 @@ def _original_length(fields: Fields, rope: Fields) -> int:
 
 def _yarn(fields: Fields, rope: Fields) -> RopeScaling:
     original = _original_length(fields, rope)
-    factor = rope.number("factor")
+    factor = _factor(rope)
     magnitudes = [rope.values.get(key) for key in ("mscale", "mscale_all_dim")]
     if all(magnitudes):
         rotated, every = rope.number("mscale"), rope.number("mscale_all_dim")
@@ -261,7 +271,7 @@ def _magnitude(factor: float, scale: float) -> float:
 
 def _longrope(fields: Fields, rope: Fields, pairs: int) -> RopeScaling:
     original = _original_length(fields, rope)
-    factor = rope.number("factor", fields.size("max_position_embeddings") / original)
+    factor = _factor(rope, fields.size("max_position_embeddings") / original)
     usual = 1.0
     if factor > 1.0:
         if original < 2:

@@ -19,6 +19,9 @@ KEY = "engine.rope"
 # Whose factor says how far from the context of the first training sequences reach.
 _FROM_ORIGINAL = ("yarn", "llama3", "longrope")
 
+# Where the length that a model declares is the stretched one.
+_DECLARED_STRETCHED = ("linear", "llama3")
+
 
 def stretched(config: ModelConfig, parameters: Mapping[str, object] | None) -> ModelConfig:
     """The configuration with the rotation that `parameters` declare in the place of its own.
@@ -100,11 +103,16 @@ def _example(length: int, config: ModelConfig) -> dict[str, object]:
             "original_max_position_embeddings": trained,
         }
     example: dict[str, object] = {"rope_type": scaling.rope_type}
-    if scaling.rope_type not in _FROM_ORIGINAL:
+    if scaling.rope_type in _DECLARED_STRETCHED:
+        # It takes the place of the model's own, which is in the declared length already.
+        example["factor"] = _factor(length, config.max_position_embeddings, scaling.factor)
+    elif scaling.rope_type == "dynamic":
         example["factor"] = _factor(length, config.max_position_embeddings)
+    else:
+        example["factor"] = _factor(length, scaling.original_max_position_embeddings)
+    if scaling.rope_type not in _FROM_ORIGINAL:
         return example
     original = scaling.original_max_position_embeddings
-    example["factor"] = _factor(length, original)
     if scaling.rope_type == "llama3":
         example["low_freq_factor"] = scaling.low_freq_factor
         example["high_freq_factor"] = scaling.high_freq_factor
@@ -112,16 +120,23 @@ def _example(length: int, config: ModelConfig) -> dict[str, object]:
     return example
 
 
-def _factor(length: int, trained: int) -> float:
-    """The stretch, in tenths, that takes `trained` tokens to `length`."""
-    return math.ceil(10 * length / trained) / 10
+def _factor(length: int, trained: int, own: float = 1.0) -> float:
+    """The stretch, in tenths, that takes to `length` tokens what `own` takes to `trained`."""
+    return math.ceil(10 * own * length / trained) / 10
 
 
 def _reach(config: ModelConfig, scaling: RopeScaling | None) -> int:
-    """The longest sequence that a rotation is made for."""
-    trained = config.max_position_embeddings
+    """The longest sequence that a rotation is made for, in the place of the model's own."""
+    own, trained = config.rope_scaling, config.max_position_embeddings
     if scaling is None:
         return trained
+    if own is not None and own.rope_type in _DECLARED_STRETCHED:
+        if scaling.rope_type in ("dynamic", *_DECLARED_STRETCHED):
+            # Also less than before, where the model's own stretch was a larger one.
+            return int(trained * scaling.factor / own.factor)
+        trained = int(trained / own.factor)
     if scaling.rope_type in _FROM_ORIGINAL:
-        trained = scaling.original_max_position_embeddings
-    return max(int(trained * scaling.factor), config.max_position_embeddings)
+        reach = scaling.original_max_position_embeddings * scaling.factor
+    else:
+        reach = trained * scaling.factor
+    return max(int(reach), trained)

@@ -302,6 +302,14 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read() -> None:
     assert "at most 268,435,456 parameters" in str(error.value)
 
 
+@pytest.mark.parametrize(("name", "is_advised"), [("mlp", True), ("mlp.experts.0", False)])
+def test_int8_is_advised_where_it_is_served(name: str, is_advised: bool) -> None:
+    shapes = {f"model.layers.0.{name}.up_proj.weight": (4096, 4096)}
+    with pytest.raises(CapacityError) as error:
+        check_weights(shapes, dtype="float32", available=2**20)
+    assert ("engine.weight_dtype: int8" in str(error.value)) == is_advised
+
+
 def test_a_token_budget_below_the_lanes_is_refused(scripted) -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens is 7: a step could not decode 8"):
         scripted({}, EngineConfig(max_num_batched_tokens=7, max_num_seqs=8))

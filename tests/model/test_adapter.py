@@ -207,6 +207,17 @@ def test_what_is_not_computed_is_refused_by_name(reopen, config, message) -> Non
 
 
 @pytest.mark.parametrize(
+    "changes", [{"target_modules": "\ud800.*"}, {"rank_pattern": {"\ud800": 4}}]
+)
+def test_expression_that_is_no_unicode_is_refused(tmp_path, model, changes) -> None:
+    folder = write_tiny_adapter(tmp_path / "adapter", model)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(CheckpointError, match="is not a regular expression"):
+        open_one(folder, model)
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"base_model_name_or_path": "somebody/another", "revision": "x", "task_type": None},

@@ -106,12 +106,13 @@ def test_the_model_s_own_limit(tmp_path, rotation, max_len):
     ("own", "example"),
     [
         (None, {"rope_type": "yarn", "factor": 2.4, "original_max_position_embeddings": 64}),
-        (ROTATIONS[0], {"rope_type": "linear", "factor": 2.4}),
+        # Its own factor of 4 took it to 64 tokens.
+        (ROTATIONS[0], {"rope_type": "linear", "factor": 9.4}),
         (
             ROTATIONS[5],
             {
                 "rope_type": "llama3",
-                "factor": 2.4,
+                "factor": 18.8,
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64,
@@ -134,6 +135,15 @@ def test_the_refusal_names_the_key_with_an_example_that_works(tmp_path, own, exa
     config_stretch.check_length(150, stretched(config, example))
 
 
+@pytest.mark.parametrize("own", [ROTATIONS[0], ROTATIONS[5]], ids=["linear", "llama3"])
+def test_a_models_own_stretch_counts_where_another_takes_its_place(tmp_path, own):
+    config = config_of(tmp_path, max_position_embeddings=64, rope=own)
+    assert stretched(config, own).max_len == 64
+    assert stretched(config, own | {"factor": 2 * own["factor"]}).max_len == 128
+    # Twice as slow as a model without a stretch, but faster than it was trained.
+    assert stretched(config, own | {"factor": 2.0}).max_len == int(64 * 2 / own["factor"])
+
+
 def test_factors_for_each_frequency_are_not_made_up(tmp_path):
     config = config_of(tmp_path, max_position_embeddings=64, rope=ROTATIONS[6])
     with pytest.raises(ConfigError, match=r"use a smaller value$"):
@@ -146,6 +156,7 @@ def test_factors_for_each_frequency_are_not_made_up(tmp_path):
         ({"rope_type": "ntk"}, r"^engine\.rope: rope_type is 'ntk', which is not supported"),
         ({"rope_type": "yarn"}, r"^engine\.rope: factor is missing"),
         ({"rope_type": "linear", "factor": -1.0}, r"factor is -1\.0; expected a finite number"),
+        ({"rope_type": "dynamic", "factor": 1e308}, r"factor is 1e\+308; expected at most 1048576"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 1.0}, "beta_fast is not supported"),
         (ROTATIONS[6] | {"long_factor": [1.0]}, "expected a list of 4"),
         ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor is missing"),

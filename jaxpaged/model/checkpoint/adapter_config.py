@@ -144,12 +144,12 @@ class AdapterConfig:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        options = pc.MatchSubstringOptions(f"^(?:{pattern})$")
         try:
+            options = pc.MatchSubstringOptions(f"^(?:{pattern})$")
             fits = pc.call_function(
                 "match_substring_regex", [pa.array(names, pa.string())], options
             )
-        except pa.ArrowInvalid:
+        except (pa.ArrowInvalid, UnicodeEncodeError):
             raise CheckpointError(
                 f"{self.where}: {key}: {pattern!r} is not a regular expression in RE2's syntax, "
                 "which has neither lookaround nor backreferences; write a list of names"
