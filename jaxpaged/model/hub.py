@@ -151,9 +151,10 @@ class _Repository:
 
     def snapshot(self) -> pathlib.Path:
         """The folder with all files that the model is read from; its name is the commit."""
-        if self._asked.commit is not None and self._is_listed():
-            cached = self._cached()
-            if cached is not None:
+        if self._asked.commit is not None:
+            cached, named = self._cached(), self._named_templates()
+            is_known = cached is not None and named is not None
+            if is_known and all((cached / name).is_file() for name in named):
                 return cached
         try:
             return self._downloaded()
@@ -228,16 +229,18 @@ class _Repository:
             _check(folder / file.filename)
         return folder
 
-    def _is_listed(self) -> bool:
-        """Whether the cache knows which files there are: some are missing unnoticed otherwise."""
+    def _named_templates(self) -> list[str] | None:
+        """Those that the commit has, by the cache's list of its files; None where it has no list,
+        and whatever else is missing would be so unnoticed."""
         where = self._where["cache_dir"]
         try:
-            self._hub.get_cached_repo_tree(
+            listed = self._hub.get_cached_repo_tree(
                 self._asked.repository, revision=self._revision, cache_dir=where
             )
         except self._hub.errors.CachedRepoTreeNotFoundError:
-            return False
-        return True
+            return None
+        names = [] if self._asked.file else [file.path for file in listed]
+        return fnmatch.filter(names, _NAMED_TEMPLATES)
 
     def _cached(self) -> pathlib.Path | None:
         """The snapshot in the cache, if all of it is there; the network is not asked."""

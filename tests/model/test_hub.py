@@ -82,6 +82,8 @@ def test_named_templates_come_along(served, get, get_offline, files):
     templates = open_checkpoint(found.path).chat_templates()
     assert templates.sources == {"rag": "{{ documents }}"}
     assert get_offline(f"{NAME}@{commit}") == found
+    (found.path / name).unlink()
+    assert (get(f"{NAME}@{commit}").path / name).read_bytes() == more[name]
 
 
 def test_cached_commit_asks_nobody(served, get, files):
