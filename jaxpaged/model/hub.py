@@ -152,9 +152,8 @@ class _Repository:
     def snapshot(self) -> pathlib.Path:
         """The folder with all files that the model is read from; its name is the commit."""
         if self._asked.commit is not None:
-            cached, named = self._cached(), self._named_templates()
-            is_known = cached is not None and named is not None
-            if is_known and all((cached / name).is_file() for name in named):
+            cached = self._cached()
+            if cached is not None and self._has_named_templates(cached):
                 return cached
         try:
             return self._downloaded()
@@ -229,18 +228,18 @@ class _Repository:
             _check(folder / file.filename)
         return folder
 
-    def _named_templates(self) -> list[str] | None:
-        """Those that the commit has, by the cache's list of its files; None where it has no list,
-        and whatever else is missing would be so unnoticed."""
+    def _has_named_templates(self, folder: pathlib.Path) -> bool:
+        """Whether those of the commit are there; not, where the cache has no list of its files:
+        others may be missing unnoticed then."""
         where = self._where["cache_dir"]
         try:
             listed = self._hub.get_cached_repo_tree(
                 self._asked.repository, revision=self._revision, cache_dir=where
             )
         except self._hub.errors.CachedRepoTreeNotFoundError:
-            return None
-        names = [] if self._asked.file else [file.path for file in listed]
-        return fnmatch.filter(names, _NAMED_TEMPLATES)
+            return False
+        names = fnmatch.filter([file.path for file in listed], _NAMED_TEMPLATES)
+        return bool(self._asked.file) or all((folder / name).is_file() for name in names)
 
     def _cached(self) -> pathlib.Path | None:
         """The snapshot in the cache, if all of it is there; the network is not asked."""
